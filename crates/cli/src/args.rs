@@ -1,0 +1,237 @@
+//! The command line: what can be typed, and the help that teaches it.
+
+use std::path::PathBuf;
+
+use basert_convert::Target;
+use basert_quant::ScaleDtype;
+use clap::{Args, Parser, Subcommand};
+
+use crate::options::{PromptOptions, RunOptions, SamplingOptions, positive, stop_string};
+
+/// Turn a checkpoint into one verified .base file and run it.
+#[derive(Debug, Parser)]
+#[command(name = "basert", version, about, after_help = FIRST_STEPS, max_term_width = 110, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const FIRST_STEPS: &str = "\
+First steps:
+  basert convert ./Qwen3-0.6B -o qwen3.base
+  basert inspect qwen3.base
+  basert complete qwen3.base --chat -p 'What is the capital of France?'
+
+`basert help COMMAND` shows a command's options and more examples.";
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Convert a Hugging Face directory or a GGUF file into a .base file
+    #[command(after_help = CONVERT_EXAMPLES)]
+    Convert(ConvertArgs),
+
+    /// Show what a .base file contains
+    #[command(after_help = INSPECT_EXAMPLES)]
+    Inspect(InspectArgs),
+
+    /// Continue a prompt, or answer a chat message, and stream the text
+    #[command(after_help = COMPLETE_EXAMPLES)]
+    Complete(Box<CompleteArgs>),
+
+    /// Measure perplexity, dump logits, or compare two models
+    #[command(after_help = EVAL_EXAMPLES)]
+    Eval(EvalArgs),
+}
+
+const CONVERT_EXAMPLES: &str = "\
+Examples:
+  basert convert ./Qwen3-0.6B                        writes ./Qwen3-0.6B-base-q4.base
+  basert convert ./Qwen3-0.6B --target q8 -o q.base
+  basert convert smollm2.gguf --target bf16
+  basert convert ./Qwen3-0.6B --json | jq .fallbacks
+
+The output appears whole or not at all: ^C and errors leave nothing behind. Set SOURCE_DATE_EPOCH to choose
+the creation time in the file; otherwise it is the newest modification time among the source files.";
+
+#[derive(Args, Debug)]
+pub struct ConvertArgs {
+    /// Directory with config.json and *.safetensors, or a .gguf file
+    #[arg(value_name = "SOURCE")]
+    pub source: PathBuf,
+
+    /// File to write [default: <source name>-<target>.base in the current directory]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+
+    /// Format of the large matrices: base-q2, base-q3, base-q4, base-q5, base-q6, base-q8 (also q2 … q8), bf16, f16, f32
+    #[arg(long, value_name = "TARGET", default_value = "base-q4", value_parser = target)]
+    pub target: Target,
+
+    /// Weights that share a scale: 32, 64 or 128 [default: 64, for q8 128]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub group: Option<usize>,
+
+    /// Format of the scales: f16, or bf16 for weights beyond 65504
+    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = scales)]
+    pub scales: ScaleDtype,
+
+    /// Accept a checkpoint without a tokenizer; the file then takes and gives token ids only
+    #[arg(long)]
+    pub no_tokenizer: bool,
+
+    /// Replace the output file if it exists
+    #[arg(long)]
+    pub force: bool,
+
+    /// Worker threads [default: the CPUs this process may use, by affinity and cgroup quota]
+    #[arg(short = 't', long, value_name = "N", env = "BASERT_THREADS", hide_env_values = true, value_parser = positive)]
+    pub threads: Option<usize>,
+
+    /// Print the report as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A target in the converter's spelling or without its `base-`.
+fn target(s: &str) -> Result<Target, String> {
+    let prefix = if s.starts_with('q') { "base-" } else { "" };
+    format!("{prefix}{s}").parse().map_err(|e: basert_convert::ConvertError| e.to_string())
+}
+
+/// A scale type that affine weights can have.
+fn scales(s: &str) -> Result<ScaleDtype, String> {
+    match s {
+        "f16" => Ok(ScaleDtype::F16),
+        "bf16" => Ok(ScaleDtype::Bf16),
+        _ => Err("scales can be f16 or bf16".to_string()),
+    }
+}
+
+const INSPECT_EXAMPLES: &str = "\
+Examples:
+  basert inspect qwen3.base
+  basert inspect qwen3.base --tensors
+  basert inspect qwen3.base --verify-checksums
+  basert inspect qwen3.base --json | jq .kv_cache.bytes_per_token_f16";
+
+#[derive(Args, Debug)]
+pub struct InspectArgs {
+    /// A .base file
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+
+    /// List every tensor
+    #[arg(long)]
+    pub tensors: bool,
+
+    /// Recompute the checksum of every tensor and slot; a difference is an error
+    #[arg(long)]
+    pub verify_checksums: bool,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+const COMPLETE_EXAMPLES: &str = "\
+Examples:
+  basert complete qwen3.base -p 'Once upon a time' --max-tokens 64
+  basert complete qwen3.base --chat --system 'Be brief.' -p 'Why is the sky blue?'
+  git diff | basert complete qwen3.base --chat --prompt-file - --temp 0
+  basert complete qwen3.base --prompt-ids 9707,11 --temp 0 --json | jq .ids
+
+The answer goes to standard output, everything else to standard error. It ends at an end-of-sequence token, a stop
+string, --max-tokens or the end of the context, whichever comes first; ^C stops it and exits with status 130.
+Results do not depend on --threads.";
+
+#[derive(Args, Debug)]
+pub struct CompleteArgs {
+    /// A .base file
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+
+    #[command(flatten)]
+    pub prompt: PromptOptions,
+
+    #[command(flatten)]
+    pub sampling: SamplingOptions,
+
+    /// Most tokens to generate [default: as many as the context holds]
+    #[arg(short = 'n', long, value_name = "N", value_parser = positive, help_heading = "Stopping")]
+    pub max_tokens: Option<usize>,
+
+    /// Stop before this text; may be given several times
+    #[arg(long, value_name = "TEXT", value_parser = stop_string, help_heading = "Stopping")]
+    pub stop: Vec<String>,
+
+    /// Do not stop at end-of-sequence tokens
+    #[arg(long, help_heading = "Stopping")]
+    pub ignore_eos: bool,
+
+    #[command(flatten)]
+    pub run: RunOptions,
+
+    /// Print one JSON object at the end instead of streaming
+    #[arg(long)]
+    pub json: bool,
+
+    /// Show what was selected: instruction set, threads, weights, KV types, context, memory
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+const EVAL_EXAMPLES: &str = "\
+Examples:
+  basert eval qwen3.base --text-file wiki.txt
+  basert eval qwen3.base --ids-file ids.json --kv-type f32 --dump-logits logits.safetensors
+  basert eval qwen3-q4.base --text-file wiki.txt --against qwen3-bf16.base
+
+An ids file is one JSON array of token ids. Input longer than the context is cut into windows of that length, each
+read from an empty cache; the first token of a window is not scored. A dump is one f32 tensor named `logits`
+[positions, vocab] in safetensors format. Results do not depend on --threads or --chunk.";
+
+#[derive(Args, Debug)]
+pub struct EvalArgs {
+    /// A .base file
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+
+    #[command(flatten)]
+    pub input: EvalInput,
+
+    /// Write the logits of every position to this safetensors file
+    #[arg(long, value_name = "FILE", conflicts_with = "against")]
+    pub dump_logits: Option<PathBuf>,
+
+    /// Also measure how far MODEL is from this reference model: KL divergence and top-1 agreement
+    #[arg(long, value_name = "REFERENCE")]
+    pub against: Option<PathBuf>,
+
+    /// Tokens per step; bounds the memory for logits
+    #[arg(long, value_name = "N", default_value = "128", value_parser = positive)]
+    pub chunk: usize,
+
+    #[command(flatten)]
+    pub run: RunOptions,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+
+    /// Show what was selected: instruction set, threads, weights, KV types, context, memory
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+/// What to score.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct EvalInput {
+    /// JSON array of token ids
+    #[arg(long, value_name = "FILE")]
+    pub ids_file: Option<PathBuf>,
+
+    /// Text for the bundle's tokenizer
+    #[arg(long, value_name = "FILE")]
+    pub text_file: Option<PathBuf>,
+}

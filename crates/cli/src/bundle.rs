@@ -1,0 +1,217 @@
+//! A `.base` file as the running commands see it: weights for the engine, tokenizer, chat template, recommendations.
+
+use std::io::Read;
+use std::path::Path;
+
+use basert_format::{BaseFile, Header};
+use basert_model::{Arch, Config, ModelError, ModelSpec};
+use basert_text::{ChatTemplate, Tokenizer};
+use serde_json::{Map, Value, json};
+
+use crate::failure::{Failure, Outcome};
+use crate::options::Recommended;
+
+/// Header metadata that holds a checkpoint's `generation_config.json`.
+const GENERATION_KEY: &str = "basert.generation_config";
+
+/// Opens a `.base` file; what is not one gets a hint how to make one of it.
+///
+/// # Errors
+/// As [`BaseFile::open`].
+pub fn open(path: &Path) -> Outcome<BaseFile> {
+    let found = path.metadata();
+    if let Err(e) = &found
+        && e.kind() == std::io::ErrorKind::NotFound
+    {
+        return Err(not_found(path));
+    }
+    if found.is_ok_and(|m| m.is_dir()) {
+        return Err(Failure::new(format!("{} is a directory, not a .base file", path.display())).hint(convert(path)));
+    }
+    BaseFile::open(path).map_err(|e| {
+        let failure = Failure::from_error(&e);
+        match path.parent() {
+            _ if starts_with(path, b"GGUF") => {
+                Failure::new(format!("{} is a GGUF file, not a .base file", path.display())).hint(convert(path))
+            }
+            Some(folder) if path.extension().is_some_and(|e| e == "safetensors") => failure.hint(convert(folder)),
+            _ => failure,
+        }
+    })
+}
+
+fn not_found(path: &Path) -> Failure {
+    let failure = Failure::new(format!("{} does not exist", path.display()));
+    let mut with_extension = path.as_os_str().to_owned();
+    with_extension.push(".base");
+    if Path::new(&with_extension).is_file() {
+        failure.hint(format!("did you mean {}?", quoted(Path::new(&with_extension))))
+    } else {
+        failure.hint("a model file is made from a Hugging Face directory or a GGUF file: basert convert SOURCE -o MODEL.base")
+    }
+}
+
+fn convert(source: &Path) -> String {
+    let source = if source.as_os_str().is_empty() { Path::new(".") } else { source };
+    format!("convert it first: basert convert {}", quoted(source))
+}
+
+fn starts_with(path: &Path, magic: &[u8; 4]) -> bool {
+    let mut start = [0; 4];
+    let read = std::fs::File::open(path).and_then(|mut f| f.read_exact(&mut start));
+    read.is_ok() && start == *magic
+}
+
+/// A path that can be pasted into a POSIX shell.
+pub fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:@%,~".contains(c);
+    let needs_dot = text.starts_with('-');
+    let text = if needs_dot { format!("./{text}") } else { text };
+    if !text.is_empty() && text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
+
+/// The layers that a header describes.
+///
+/// # Errors
+/// An architecture or configuration that this version does not know.
+pub fn model(header: &Header) -> Result<ModelSpec, ModelError> {
+    let (arch, config) = config(header)?;
+    ModelSpec::new(arch, &config)
+}
+
+fn config(header: &Header) -> Result<(Arch, Config), ModelError> {
+    let arch: Arch = header.arch.parse()?;
+    Ok((arch, Config::from_header(arch, &header.config)?))
+}
+
+/// An open model file with its tokenizer.
+pub struct Bundle {
+    file: BaseFile,
+    tokenizer: Option<Tokenizer>,
+}
+
+impl Bundle {
+    /// Opens the file and its tokenizer, if it has one.
+    ///
+    /// # Errors
+    /// As [`open`], or a tokenizer that this version cannot run.
+    pub fn open(path: &Path) -> Outcome<Bundle> {
+        let file = open(path)?;
+        let block = &file.header().tokenizer;
+        let tokenizer = if block.is_empty() { Ok(None) } else { Tokenizer::from_header(block).map(Some) };
+        let tokenizer = tokenizer.map_err(|e| Failure::from_error(&e).within(path.display()))?;
+        Ok(Bundle { file, tokenizer })
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// When the file has none.
+    pub fn tokenizer(&self) -> Outcome<&Tokenizer> {
+        self.tokenizer.as_ref().ok_or_else(|| {
+            Failure::new(format!("{} has no tokenizer, so it takes and gives token ids only", self.file.path().display()))
+                .hint("use --prompt-ids or --ids-file, without --stop")
+        })
+    }
+
+    /// Ids that end an answer: the configuration's and the tokenizer's.
+    pub fn eos(&self) -> Vec<u32> {
+        let mut ids = config(self.file.header()).map_or(Vec::new(), |(_, config)| config.eos_token_ids);
+        ids.extend(self.tokenizer.iter().flat_map(|t| t.eog_ids()));
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+
+    /// Longest context that the model declares.
+    pub fn max_context(&self) -> Option<usize> {
+        model(self.file.header()).ok().and_then(|spec| spec.max_context)
+    }
+
+    /// A system message, if any, and a user message as the model's template writes them, up to where the answer begins.
+    ///
+    /// # Errors
+    /// A file without a template, or a template that refuses the conversation.
+    pub fn render_chat(&self, system: Option<&str>, user: &str, no_think: bool) -> Outcome<String> {
+        let tokenizer = self.tokenizer()?;
+        let source = tokenizer.chat_template().ok_or_else(|| {
+            Failure::new(format!("{} has no chat template", self.file.path().display()))
+                .hint("leave out --chat and write the prompt as the model was trained to see it")
+        })?;
+        let spelled = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id));
+        let (bos, eos) = (spelled(tokenizer.bos()), spelled(tokenizer.eos()));
+        let template = ChatTemplate::new(source, bos.as_deref(), eos.as_deref()).map_err(|e| Failure::from_error(&e))?;
+
+        let system = system.map(|text| json!({"role": "system", "content": text}));
+        let messages: Vec<Value> = system.into_iter().chain([json!({"role": "user", "content": user})]).collect();
+        let mut kwargs = Map::from_iter([("add_generation_prompt".to_owned(), json!(true))]);
+        if no_think {
+            kwargs.insert("enable_thinking".to_owned(), json!(false));
+        }
+        template.render(&messages.into(), None, &kwargs).map_err(|e| Failure::from_error(&e))
+    }
+
+    /// Whether the chat template has a switch for thinking.
+    pub fn can_switch_thinking(&self) -> bool {
+        let template = self.tokenizer.as_ref().and_then(Tokenizer::chat_template);
+        template.is_some_and(|t| t.contains("enable_thinking"))
+    }
+
+    /// Sampling values of the checkpoint's generation config, if it was carried along.
+    pub fn recommended(&self) -> Recommended {
+        self.file.header().metadata.get(GENERATION_KEY).map(recommended).unwrap_or_default()
+    }
+
+    /// The parts that the engine and the decoder own.
+    pub fn into_parts(self) -> (Option<Tokenizer>, BaseFile) {
+        (self.tokenizer, self.file)
+    }
+}
+
+/// Reads the sampling part of a `generation_config.json`. `do_sample: false` asks for the likeliest token.
+fn recommended(config: &Value) -> Recommended {
+    let float = |key: &str| config.get(key).and_then(Value::as_f64).map(|x| x as f32);
+    let greedy = config.get("do_sample") == Some(&Value::Bool(false));
+    Recommended {
+        temperature: if greedy { Some(0.0) } else { float("temperature") },
+        top_k: config.get("top_k").and_then(Value::as_u64).map(|k| k as usize),
+        top_p: float("top_p"),
+        min_p: float("min_p"),
+        repetition_penalty: float("repetition_penalty"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generation_config_recommends_what_it_says_and_no_more() {
+        let sampled = json!({"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [1]});
+        let expected = Recommended {
+            temperature: Some(0.6),
+            top_k: Some(20),
+            top_p: Some(0.95),
+            ..Recommended::default()
+        };
+        assert_eq!(recommended(&sampled), expected);
+        let greedy = Recommended { temperature: Some(0.0), ..Recommended::default() };
+        assert_eq!(recommended(&json!({"do_sample": false, "temperature": 0.6})), greedy);
+        assert_eq!(recommended(&json!("nonsense")), Recommended::default());
+    }
+
+    #[test]
+    fn hints_survive_a_shell() {
+        let cases = [
+            ("models/qwen-3.base", "models/qwen-3.base"),
+            ("my model", "'my model'"),
+            ("it's", r"'it'\''s'"),
+            ("-rf", "./-rf"),
+            ("", "''"),
+        ];
+        for (path, expected) in cases {
+            assert_eq!(quoted(Path::new(path)), expected);
+        }
+    }
+}

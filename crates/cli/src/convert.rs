@@ -1,0 +1,183 @@
+//! `basert convert`: a checkpoint becomes one `.base` file.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use basert_convert::{Options, Progress, Report};
+use indicatif::ProgressBar;
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::args::ConvertArgs;
+use crate::bundle::quoted;
+use crate::failure::{Failure, Outcome};
+use crate::units::bytes;
+use crate::{interrupt, output, progress};
+
+/// Runs the command.
+pub fn run(args: &ConvertArgs) -> Outcome {
+    let output = match &args.output {
+        Some(path) => path.clone(),
+        None => default_output(&args.source, args.target.name())?,
+    };
+    check_output(&args.source, &output, args.force)?;
+    let options = Options {
+        target: args.target,
+        group: args.group,
+        scale: args.scales,
+        threads: args.threads,
+        allow_missing_tokenizer: args.no_tokenizer,
+        ..Options::default()
+    };
+
+    let staging = Staging::create(&output)?;
+    let mut bar = Bar { bar: progress::bytes(0), pending: 0 };
+    let result = basert_convert::convert(&args.source, &staging.file, &options, &mut bar);
+    bar.bar.finish_and_clear();
+    let report = result.map_err(|e| {
+        let failure = staging.say_output(Failure::from_error(&e));
+        match e.hint() {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    })?;
+    staging.publish()?;
+    show(&report, &output, args.json)
+}
+
+fn show(report: &Report, output: &Path, as_json: bool) -> Outcome {
+    let size = std::fs::metadata(output).map_or(0, |m| m.len());
+    if as_json {
+        let mut object = json!(report);
+        object["output"] = json!(output.display().to_string());
+        object["output_bytes"] = json!(size);
+        return output::print_json(&object);
+    }
+    output::print(&format!("{report}\nwrote {} ({}, {size} bytes)\n", output.display(), bytes(size)))
+}
+
+/// `<source name>-<target>.base` in the current directory.
+fn default_output(source: &Path, target: &str) -> Outcome<PathBuf> {
+    // Also names `.` and `..`; a source that does not exist is the converter's to report.
+    let source = source.canonicalize().unwrap_or_else(|_| source.to_path_buf());
+    let is_gguf = source.extension().is_some_and(|e| e == "gguf");
+    let name = if is_gguf { source.file_stem() } else { source.file_name() };
+    let mut name: OsString = match name {
+        Some(name) => name.to_owned(),
+        None => return Err(Failure::new("the source has no name to derive the output's from").hint("name the output with -o")),
+    };
+    name.push(format!("-{target}.base"));
+    Ok(name.into())
+}
+
+fn check_output(source: &Path, output: &Path, force: bool) -> Outcome {
+    if output.is_dir() {
+        return Err(Failure::new(format!("the output {} is a directory", output.display()))
+            .hint("name a file in it, such as -o model.base"));
+    }
+    let same = |a: &Path, b: &Path| matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b);
+    if same(source, output) {
+        return Err(Failure::new(format!("{} is both source and output", source.display())));
+    }
+    if output.exists() && !force {
+        return Err(Failure::new(format!("{} exists already", output.display()))
+            .hint("give another name with -o, or replace it with --force"));
+    }
+    Ok(())
+}
+
+/// A folder beside the output that holds the unfinished file, so that ^C can remove all of it at once, in the middle
+/// of a tensor, without the converter's help.
+struct Staging {
+    /// Removed when it is dropped.
+    _folder: TempDir,
+    file: PathBuf,
+    output: PathBuf,
+}
+
+impl Staging {
+    fn create(output: &Path) -> Outcome<Staging> {
+        // The handler stands before there is anything to remove, and waits while the folder is made.
+        let unfinished: Arc<Mutex<Option<PathBuf>>> = Arc::default();
+        let removed = Arc::clone(&unfinished);
+        interrupt::on_interrupt(move || {
+            if let Some(folder) = lock(&removed).take() {
+                // A file that appears while the folder is being emptied makes the first try fail.
+                let _ = (0..3).any(|_| std::fs::remove_dir_all(&folder).is_ok());
+            }
+        })?;
+        let mut unfinished = lock(&unfinished);
+        let parent = folder_of(output);
+        let folder = tempfile::Builder::new().prefix(".basert-convert-").tempdir_in(parent).map_err(|e| {
+            let failure = Failure::new(format!("cannot write to the folder of {}: {e}", output.display()));
+            if parent.exists() { failure } else { failure.hint(format!("mkdir -p {}", quoted(parent))) }
+        })?;
+        *unfinished = Some(folder.path().to_path_buf());
+        let name = output.file_name().unwrap_or("out.base".as_ref());
+        Ok(Staging { file: folder.path().join(name), _folder: folder, output: output.to_path_buf() })
+    }
+
+    /// The staged file is synced already; the rename is made durable through the folder.
+    fn publish(self) -> Outcome {
+        let failed = |e: std::io::Error| Failure::new(format!("cannot rename to {}: {e}", self.output.display()));
+        std::fs::rename(&self.file, &self.output).map_err(failed)?;
+        std::fs::File::open(folder_of(&self.output)).and_then(|folder| folder.sync_all()).map_err(failed)
+    }
+
+    /// Errors about the staged file name the output that the user knows.
+    fn say_output(&self, failure: Failure) -> Failure {
+        match failure {
+            Failure::Error { message, hint } => {
+                let staged = self.file.display().to_string();
+                Failure::Error { message: message.replace(&staged, &self.output.display().to_string()), hint }
+            }
+            other => other,
+        }
+    }
+}
+
+fn folder_of(output: &Path) -> &Path {
+    output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// A panic elsewhere does not make the path wrong.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Progress in bytes of the output; the tensor at work is the bar's message.
+struct Bar {
+    bar: ProgressBar,
+    /// Bytes of the tensor at work.
+    pending: u64,
+}
+
+impl Progress for Bar {
+    fn start(&mut self, _tensors: usize, bytes: u64) {
+        self.bar.set_length(bytes);
+    }
+
+    fn tensor(&mut self, name: &str, bytes: u64) {
+        self.bar.inc(std::mem::replace(&mut self.pending, bytes));
+        self.bar.set_message(name.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_are_named_after_the_source_and_the_target() {
+        let cases = [
+            ("/no/such/Qwen3-0.6B", "Qwen3-0.6B-base-q4.base"),
+            ("/no/such/smollm2.q8_0.gguf", "smollm2.q8_0-base-q4.base"),
+            ("no-such-dir/", "no-such-dir-base-q4.base"),
+        ];
+        for (source, expected) in cases {
+            assert_eq!(default_output(Path::new(source), "base-q4").unwrap(), Path::new(expected));
+        }
+        assert!(default_output(Path::new("/"), "base-q4").is_err());
+    }
+}

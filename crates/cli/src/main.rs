@@ -1,0 +1,42 @@
+//! The `basert` command: arguments in, words out, no logic of its own.
+//!
+//! One module per command (`convert`, `inspect`, `complete`, `eval`). `args` and `options` say what can be typed,
+//! `output` is the only place that writes to the terminal, `failure` is how a command ends badly. Exit status: 0 when
+//! all is well, 1 on an error, 2 on wrong usage, 130 after ^C.
+
+mod args;
+mod bundle;
+mod complete;
+mod convert;
+mod eval;
+mod failure;
+mod inspect;
+mod interrupt;
+mod options;
+mod output;
+mod progress;
+mod schedule;
+mod selected;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Convert(args) => convert::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Complete(args) => complete::run(&args),
+        Command::Eval(args) => eval::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            output::report(&failure);
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}

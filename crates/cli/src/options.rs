@@ -1,0 +1,402 @@
+//! The options that several commands share: one definition each, with name, environment variable, default,
+//! help and legal values.
+//!
+//! Precedence everywhere: flag, then environment, then what the bundle recommends, then the default named
+//! in the help. What was typed becomes what the program needs in `resolve` functions, before any model loads.
+
+use std::path::PathBuf;
+
+use basert_engine::{KvTypes, SamplingParams};
+use basert_kernels::KvDtype;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+
+use crate::failure::{Failure, Outcome};
+
+const ENGINE: &str = "Engine";
+const PROMPT: &str = "Prompt";
+const SAMPLING: &str = "Sampling";
+
+/// Where and how the model runs.
+#[derive(Args, Clone, Debug)]
+pub struct RunOptions {
+    /// Worker threads [default: the CPUs this process may use, by affinity and cgroup quota]
+    #[arg(short = 't', long, value_name = "N", env = "BASERT_THREADS", hide_env_values = true, value_parser = positive, help_heading = ENGINE)]
+    pub threads: Option<usize>,
+
+    /// Tokens that prompt and answer may take together [default: the model's own limit, if it fits]
+    #[arg(short, long, value_name = "N", env = "BASERT_CONTEXT", hide_env_values = true, value_parser = positive, help_heading = ENGINE)]
+    pub context: Option<usize>,
+
+    #[command(flatten)]
+    kv: KvOptions,
+}
+
+impl RunOptions {
+    /// The engine's options.
+    ///
+    /// # Errors
+    /// A cache type that this version cannot honour.
+    pub fn resolve(&self) -> Outcome<basert_engine::Options> {
+        let kv = self.kv.resolve()?;
+        Ok(basert_engine::Options { threads: self.threads, context: self.context, kv, ..Default::default() })
+    }
+}
+
+/// The two spellings of the KV cache's types. Both in one source is an error; a flag beats the environment.
+#[derive(Args, Clone, Debug, Default)]
+struct RawKv {
+    /// Bits per element of the KV cache: 16, 8, 4, or 84 for 8-bit K and 4-bit V (only 16 for now)
+    #[arg(long, value_name = "16|8|4|84", env = "BASERT_KV_BITS", hide_env_values = true, value_parser = ["16", "8", "4", "84"], hide_possible_values = true, help_heading = ENGINE)]
+    kv_bits: Option<String>,
+
+    /// Types of the KV cache, such as f16 or k=f32,v=f16 [default: f16]
+    #[arg(long, value_name = "TYPE", env = "BASERT_KV_TYPE", hide_env_values = true, value_parser = kv_type, help_heading = ENGINE)]
+    kv_type: Option<KvChoice>,
+}
+
+/// [`RawKv`] after precedence.
+#[derive(Clone, Debug, Default)]
+struct KvOptions(KvChoice);
+
+/// Types as the user named them; not all of them can be honoured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct KvChoice {
+    k: KvName,
+    v: KvName,
+}
+
+impl Default for KvChoice {
+    fn default() -> Self {
+        KvChoice { k: KvName::F16, v: KvName::F16 }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KvName {
+    F32,
+    F16,
+    Bf16,
+    Q8,
+    Q4,
+}
+
+impl KvName {
+    const ALL: [(&'static str, KvName); 5] = [
+        ("f32", KvName::F32),
+        ("f16", KvName::F16),
+        ("bf16", KvName::Bf16),
+        ("q8", KvName::Q8),
+        ("q4", KvName::Q4),
+    ];
+
+    fn parse(s: &str) -> Result<KvName, String> {
+        let known = KvName::ALL.iter().find(|(name, _)| *name == s);
+        known.map(|k| k.1).ok_or_else(|| format!("'{s}' is not one of f32, f16, bf16, q8, q4"))
+    }
+
+    /// The engine's type, or the name of one that it does not have yet.
+    fn supported(self) -> Result<KvDtype, &'static str> {
+        match self {
+            KvName::F32 => Ok(KvDtype::F32),
+            KvName::F16 => Ok(KvDtype::F16),
+            KvName::Bf16 => Err("bf16"),
+            KvName::Q8 => Err("q8"),
+            KvName::Q4 => Err("q4"),
+        }
+    }
+}
+
+impl KvOptions {
+    fn resolve(&self) -> Outcome<KvTypes> {
+        let get = |part: &str, name: KvName| {
+            name.supported().map_err(|unsupported| {
+                Failure::new(format!("a {unsupported} {part} cache is not supported in this version"))
+                    .hint("use --kv-type f16 (the default) or f32")
+            })
+        };
+        Ok(KvTypes { k: get("K", self.0.k)?, v: get("V", self.0.v)? })
+    }
+}
+
+/// Parses `f16` or `k=f16,v=f32`; a part that is not named stays f16.
+fn kv_type(s: &str) -> Result<KvChoice, String> {
+    if !s.contains('=') {
+        let both = KvName::parse(s)?;
+        return Ok(KvChoice { k: both, v: both });
+    }
+    let (mut k, mut v) = (None, None);
+    for part in s.split(',') {
+        let (slot, name) = match part.split_once('=') {
+            Some(("k", name)) => (&mut k, name),
+            Some(("v", name)) => (&mut v, name),
+            _ => return Err(format!("'{part}' is not k=TYPE or v=TYPE")),
+        };
+        if slot.replace(KvName::parse(name)?).is_some() {
+            return Err(format!("'{part}' names the same part twice"));
+        }
+    }
+    Ok(KvChoice { k: k.unwrap_or(KvName::F16), v: v.unwrap_or(KvName::F16) })
+}
+
+fn kv_bits(s: &str) -> KvChoice {
+    let (k, v) = match s {
+        "8" => (KvName::Q8, KvName::Q8),
+        "4" => (KvName::Q4, KvName::Q4),
+        "84" => (KvName::Q8, KvName::Q4),
+        _ => (KvName::F16, KvName::F16),
+    };
+    KvChoice { k, v }
+}
+
+impl FromArgMatches for KvOptions {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let raw = RawKv::from_arg_matches(matches)?;
+        let typed = |id| matches.value_source(id) == Some(ValueSource::CommandLine);
+        let bits = raw.kv_bits.as_deref().map(kv_bits);
+        let choice = match (bits, raw.kv_type) {
+            (Some(bits), Some(types)) => match (typed("kv_bits"), typed("kv_type")) {
+                (true, false) => bits,
+                (false, true) => types,
+                (both_flags, _) => {
+                    let names = if both_flags { "--kv-bits and --kv-type" } else { "BASERT_KV_BITS and BASERT_KV_TYPE" };
+                    let text = format!("{names} say the same thing in two ways; give one of them\n");
+                    return Err(clap::Error::raw(clap::error::ErrorKind::ArgumentConflict, text));
+                }
+            },
+            (bits, types) => bits.or(types).unwrap_or_default(),
+        };
+        Ok(KvOptions(choice))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = KvOptions::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for KvOptions {
+    fn augment_args(command: Command) -> Command {
+        RawKv::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        RawKv::augment_args_for_update(command)
+    }
+}
+
+/// What to continue. Exactly one of the three sources.
+#[derive(Args, Clone, Debug)]
+pub struct PromptOptions {
+    #[command(flatten)]
+    pub source: PromptSource,
+
+    /// Treat the prompt as a user message and render the bundle's chat template
+    #[arg(long, conflicts_with = "prompt_ids", help_heading = PROMPT)]
+    pub chat: bool,
+
+    /// System message before the user's
+    #[arg(long, value_name = "TEXT", requires = "chat", help_heading = PROMPT)]
+    pub system: Option<String>,
+
+    /// Ask the template for an answer without a thinking part
+    #[arg(long, requires = "chat", help_heading = PROMPT)]
+    pub no_think: bool,
+}
+
+/// Where the prompt comes from.
+#[derive(Args, Clone, Debug)]
+#[group(required = true, multiple = false)]
+pub struct PromptSource {
+    /// The prompt itself
+    #[arg(short, long, value_name = "TEXT", help_heading = PROMPT)]
+    pub prompt: Option<String>,
+
+    /// Read the prompt from a file, or from standard input with -
+    #[arg(long, value_name = "FILE", help_heading = PROMPT)]
+    pub prompt_file: Option<PathBuf>,
+
+    /// The prompt as token ids, nothing added
+    #[arg(long, value_name = "1,2,3", value_delimiter = ',', help_heading = PROMPT)]
+    pub prompt_ids: Option<Vec<u32>>,
+}
+
+/// How tokens are picked.
+#[derive(Args, Clone, Debug, Default)]
+pub struct SamplingOptions {
+    /// Temperature; 0 always picks the likeliest token [default: the bundle's, else 0.8]
+    #[arg(long = "temp", value_name = "T", allow_negative_numbers = true, help_heading = SAMPLING)]
+    pub temperature: Option<f32>,
+
+    /// Draw among the K likeliest tokens; 0 keeps all [default: the bundle's, else 40]
+    #[arg(long, value_name = "K", help_heading = SAMPLING)]
+    pub top_k: Option<usize>,
+
+    /// Draw among the likeliest tokens that together reach probability P [default: the bundle's, else 0.95]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = SAMPLING)]
+    pub top_p: Option<f32>,
+
+    /// Leave out tokens less than P times as likely as the likeliest [default: the bundle's, else 0]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = SAMPLING)]
+    pub min_p: Option<f32>,
+
+    /// Weaken tokens that prompt or answer contain; 1 is off [default: the bundle's, else 1]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = SAMPLING)]
+    pub repetition_penalty: Option<f32>,
+
+    /// Subtract X from the logit of every token that the answer contains [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = SAMPLING)]
+    pub presence_penalty: Option<f32>,
+
+    /// Subtract X for every time a token occurs in the answer [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = SAMPLING)]
+    pub frequency_penalty: Option<f32>,
+
+    /// Add V to the logit of token ID; -inf bans it
+    #[arg(long, value_name = "ID=V,…", value_delimiter = ',', value_parser = logit_bias, help_heading = SAMPLING)]
+    pub logit_bias: Vec<(u32, f32)>,
+
+    /// Seed of the draws, for a repeatable answer [default: a fresh one, shown by -v and --json]
+    #[arg(long, value_name = "N", help_heading = SAMPLING)]
+    pub seed: Option<u64>,
+}
+
+/// Sampling values that a bundle recommends; absent where its checkpoint said nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Recommended {
+    pub temperature: Option<f32>,
+    pub top_k: Option<usize>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+}
+
+impl SamplingOptions {
+    /// Flag, else the bundle's value, else the default of the help.
+    ///
+    /// # Errors
+    /// A value outside its range. Token ids are the engine's to check: only it knows the vocabulary.
+    pub fn resolve(&self, bundle: &Recommended) -> Outcome<SamplingParams> {
+        let params = SamplingParams {
+            temperature: self.temperature.or(bundle.temperature).unwrap_or(0.8),
+            top_k: self.top_k.or(bundle.top_k).unwrap_or(40),
+            top_p: self.top_p.or(bundle.top_p).unwrap_or(0.95),
+            min_p: self.min_p.or(bundle.min_p).unwrap_or(0.0),
+            repetition_penalty: self.repetition_penalty.or(bundle.repetition_penalty).unwrap_or(1.0),
+            presence_penalty: self.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
+            logit_bias: self.logit_bias.clone(),
+            seed: self.seed.unwrap_or_else(fresh_seed),
+        };
+        params.validate(usize::MAX).map_err(|e| Failure::from_error(&e))?;
+        Ok(params)
+    }
+
+    /// Options that were given although they cannot matter at temperature 0.
+    pub fn idle_when_greedy(&self) -> Vec<&'static str> {
+        let given = [
+            ("--top-k", self.top_k.is_some()),
+            ("--top-p", self.top_p.is_some()),
+            ("--min-p", self.min_p.is_some()),
+            ("--seed", self.seed.is_some()),
+        ];
+        given.into_iter().filter(|g| g.1).map(|g| g.0).collect()
+    }
+}
+
+/// A seed from the randomness that the standard library gives every process, short enough to retype.
+fn fresh_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new().build_hasher().finish() >> 32
+}
+
+fn logit_bias(s: &str) -> Result<(u32, f32), String> {
+    let parsed = s.split_once('=').and_then(|(id, bias)| Some((id.parse().ok()?, bias.parse::<f32>().ok()?)));
+    parsed.filter(|p| !p.1.is_nan()).ok_or_else(|| format!("'{s}' is not ID=V, such as 42=-5.5 or 7=-inf"))
+}
+
+/// A count of at least one.
+pub fn positive(s: &str) -> Result<usize, String> {
+    match s.parse() {
+        Ok(0) | Err(_) => Err("must be a whole number of at least 1".to_string()),
+        Ok(n) => Ok(n),
+    }
+}
+
+/// A stop string; an empty one would stop before the first token.
+pub fn stop_string(s: &str) -> Result<String, String> {
+    if s.is_empty() { Err("a stop string must not be empty".to_string()) } else { Ok(s.to_string()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kv_types_parse_or_say_what_is_wrong() {
+        let ok = [
+            ("f16", KvName::F16, KvName::F16),
+            ("f32", KvName::F32, KvName::F32),
+            ("k=f32", KvName::F32, KvName::F16),
+            ("v=f32,k=f16", KvName::F16, KvName::F32),
+            ("k=q8,v=q4", KvName::Q8, KvName::Q4),
+        ];
+        for (text, k, v) in ok {
+            assert_eq!(kv_type(text), Ok(KvChoice { k, v }), "{text}");
+        }
+        for bad in ["", "f64", "k=f32,k=f16", "x=f32", "k=f16,", "k="] {
+            assert!(kv_type(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn narrow_caches_are_refused_and_not_widened() {
+        for bits in ["8", "4", "84"] {
+            let failure = KvOptions(kv_bits(bits)).resolve().unwrap_err();
+            assert!(matches!(failure, Failure::Error { hint: Some(_), .. }), "{bits}");
+        }
+        assert!(KvOptions(kv_bits("16")).resolve().is_ok());
+    }
+
+    #[test]
+    fn a_flag_beats_the_bundle_and_the_bundle_beats_the_default() {
+        let bundle = Recommended { temperature: Some(0.6), top_k: Some(20), ..Default::default() };
+        let flags = SamplingOptions { temperature: Some(0.0), ..Default::default() };
+        let params = flags.resolve(&bundle).unwrap();
+        assert_eq!((params.temperature, params.top_k, params.top_p), (0.0, 20, 0.95));
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_help() {
+        let params = SamplingOptions::default().resolve(&Recommended::default()).unwrap();
+        let help = SamplingOptions::augment_args(Command::new("test")).render_long_help().to_string();
+        let defaults = [
+            ("--temp", params.temperature),
+            ("--top-k", params.top_k as f32),
+            ("--top-p", params.top_p),
+            ("--min-p", params.min_p),
+            ("--repetition-penalty", params.repetition_penalty),
+        ];
+        for (flag, value) in defaults {
+            let after = &help[help.find(flag).unwrap()..];
+            let stated = after.split("[default: the bundle's, else ").nth(1).unwrap();
+            assert_eq!(stated.split(']').next().unwrap().parse(), Ok(value), "{flag}");
+        }
+    }
+
+    #[test]
+    fn out_of_range_sampling_names_the_parameter() {
+        let flags = SamplingOptions { top_p: Some(1.5), ..Default::default() };
+        let failure = flags.resolve(&Recommended::default()).unwrap_err();
+        assert!(matches!(failure, Failure::Error { message, .. } if message.contains("top_p")));
+    }
+
+    #[test]
+    fn logit_biases_parse_or_say_what_is_wrong() {
+        assert_eq!(logit_bias("7=-2.5"), Ok((7, -2.5)));
+        assert_eq!(logit_bias("7=-inf"), Ok((7, f32::NEG_INFINITY)));
+        for bad in ["7", "7=", "=1", "-1=2", "7=NaN", "a=1"] {
+            assert!(logit_bias(bad).is_err(), "{bad}");
+        }
+    }
+}

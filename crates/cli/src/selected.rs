@@ -1,0 +1,74 @@
+//! What was selected at load: shown by `-v` and part of every `--json` result of a running model.
+
+use basert_engine::{Engine, Selected};
+use serde_json::{Value, json};
+
+use crate::units::{bytes, count};
+use crate::{output, schedule};
+
+/// Shows the notes of a load to a person, and everything else with `verbose`.
+pub fn show(engine: &Engine, verbose: bool) {
+    let selected = engine.selected();
+    if verbose {
+        for (label, text) in lines(engine) {
+            output::say(&format!("{label:<12} {text}"));
+        }
+    }
+    if verbose || output::stderr_is_terminal() {
+        selected.notes.iter().for_each(|n| output::note(n));
+    }
+}
+
+fn lines(engine: &Engine) -> Vec<(&'static str, String)> {
+    let Selected { isa, threads, arch, weights, kv, context, page_tokens, memory, .. } = engine.selected();
+    let mut lines = vec![
+        ("model", format!("{arch}: {}", schedule::mixers(&engine.spec().layers))),
+        ("isa", isa.to_string()),
+        ("threads", threads.to_string()),
+    ];
+    for total in weights {
+        let tensors = count(total.tensors as u64, "tensor");
+        lines.push(("weights", format!("{}: {tensors}, {}", total.dtype, bytes(total.bytes))));
+    }
+    lines.push(("kv cache", format!("K {}, V {}, pages of {page_tokens} tokens", kv.k, kv.v)));
+    lines.push(("context", format!("{context} tokens")));
+    let parts = [
+        ("weights (mapped)", memory.weights_mapped),
+        ("weights (decoded)", memory.weights_decoded),
+        ("KV", memory.kv),
+        ("state", memory.state),
+        ("workspace", memory.workspace),
+    ];
+    let parts: Vec<String> =
+        parts.iter().filter(|p| p.1 > 0).map(|(name, n)| format!("{name} {}", bytes(*n))).collect();
+    lines.push(("memory", format!("{} = {}", bytes(memory.total()), parts.join(" + "))));
+    lines
+}
+
+/// The same for scripts.
+pub fn to_json(selected: &Selected) -> Value {
+    let Selected { isa, threads, arch, weights, kv, context, page_tokens, memory, notes } = selected;
+    let weights: Vec<Value> = weights
+        .iter()
+        .map(|t| json!({"dtype": t.dtype.name(), "tensors": t.tensors, "bytes": t.bytes}))
+        .collect();
+    json!({
+        "isa": isa.to_string(),
+        "threads": threads,
+        "arch": arch.to_string(),
+        "weights": weights,
+        "k_type": kv.k.to_string(),
+        "v_type": kv.v.to_string(),
+        "context": context,
+        "page_tokens": page_tokens,
+        "memory": {
+            "weights_mapped": memory.weights_mapped,
+            "weights_decoded": memory.weights_decoded,
+            "kv": memory.kv,
+            "state": memory.state,
+            "workspace": memory.workspace,
+            "total": memory.total(),
+        },
+        "notes": notes,
+    })
+}

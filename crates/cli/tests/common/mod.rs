@@ -1,0 +1,139 @@
+//! Runs the real binary on the fixture models.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The `basert` command, without the caller's environment options.
+pub fn basert() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_basert"));
+    for variable in ["BASERT_THREADS", "BASERT_CONTEXT", "BASERT_KV_BITS", "BASERT_KV_TYPE", "BASERT_ISA"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// What a run said.
+pub struct Said {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Said {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+
+    /// Checks success.
+    pub fn ok(self) -> Said {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        self
+    }
+
+    /// Checks a well-behaved failure: status 1, one sentence that contains `words`, nothing like a panic.
+    #[track_caller]
+    pub fn fails_with(self, words: &[&str]) -> Said {
+        assert_eq!(self.code, Some(1), "{self:?}");
+        let lines: Vec<&str> = self.err.lines().filter(|l| !l.starts_with("note: ")).collect();
+        assert!(lines[0].starts_with("error: ") && lines.len() <= 2, "{self:?}");
+        assert!(lines.get(1).is_none_or(|l| l.starts_with("hint: ")), "{self:?}");
+        assert!(!self.err.contains("panicked") && !self.err.contains("RUST_BACKTRACE"), "{self:?}");
+        for word in words {
+            assert!(self.err.contains(word), "no '{word}' in {self:?}");
+        }
+        self
+    }
+}
+
+impl std::fmt::Debug for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "status {:?}\n--- stdout\n{}\n--- stderr\n{}", self.code, self.out, self.err)
+    }
+}
+
+impl From<Output> for Said {
+    fn from(output: Output) -> Said {
+        Said {
+            code: output.status.code(),
+            out: String::from_utf8(output.stdout).unwrap(),
+            err: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+/// Runs the command with words and paths as arguments.
+#[macro_export]
+macro_rules! run {
+    ($($arg:expr),* $(,)?) => {
+        $crate::common::Said::from($crate::common::basert()$(.arg($arg))*.output().unwrap())
+    };
+}
+
+/// A model folder of the repository's fixtures.
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
+}
+
+/// A file that may not be copied into the repository; `None` (said once) where it is absent.
+pub fn shared_fixture(name: &str) -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures").join(name);
+    if path.exists() {
+        return Some(path);
+    }
+    assert!(std::env::var_os("BASERT_REQUIRE_FIXTURES").is_none(), "{} is missing", path.display());
+    println!("skipped: {} is not there", path.display());
+    None
+}
+
+/// A fixture model converted to f32, made once per test program.
+pub fn llama() -> &'static Path {
+    static MODEL: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    &MODEL.get_or_init(|| converted("llama-tiny", "f32")).1
+}
+
+/// A hybrid fixture model converted to f32, made once per test program.
+pub fn hybrid() -> &'static Path {
+    static MODEL: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    &MODEL.get_or_init(|| converted("qwen35-dense-tiny", "f32")).1
+}
+
+/// A fixture model converted to `target` in a folder of its own.
+pub fn converted(name: &str, target: &str) -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("model.base");
+    run!("convert", fixture(name), "-o", &out, "--target", target).ok();
+    (dir, out)
+}
+
+/// The golden results of a fixture model.
+pub fn golden(name: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(fixture(name).join("golden.json")).unwrap()).unwrap()
+}
+
+/// The named prompt of a golden file as token ids.
+pub fn prompt(golden: &Value, name: &str) -> Vec<u32> {
+    let prompts = golden["prompts"].as_array().unwrap();
+    ids(&prompts.iter().find(|p| p["name"] == name).unwrap()["ids"])
+}
+
+/// A JSON array as token ids.
+pub fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// `1,2,3`.
+pub fn comma_separated(ids: &[u32]) -> String {
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Names in a folder, sorted.
+pub fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}

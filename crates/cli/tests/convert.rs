@@ -1,0 +1,186 @@
+//! Checkpoints become files, and files say what they are.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{basert, fixture, names};
+use serde_json::{Value, json};
+
+#[test]
+fn a_hybrid_checkpoint_keeps_its_draft_and_vision_tensors_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("hybrid.base");
+    let report = run!("convert", fixture("qwen35-dense-tiny"), "-o", &out, "--json").ok().json();
+    assert_eq!(report["draft"]["tensors"], 15);
+    assert_eq!(report["vision"]["tensors"], 21);
+    assert_eq!(report["output_bytes"], fs::metadata(&out).unwrap().len());
+
+    let facts = run!("inspect", &out, "--json", "--tensors", "--verify-checksums").ok().json();
+    let expected = json!({
+        "schedule": "2 full-attention + 6 linear",
+        "feed_forward": "8 dense",
+        "kv_cache": {"attention_layers": 2, "kv_heads": 2, "head_dim": 64, "bytes_per_token_f16": 2 * 2 * 2 * 64 * 2},
+    });
+    for (key, value) in expected.as_object().unwrap() {
+        assert_eq!(&facts["model"][key], value, "{key}");
+    }
+    assert_eq!(facts["arch"], "qwen35");
+    assert_eq!(facts["quant_scheme"], "base_q4");
+    assert_eq!(facts["mtp"]["tensors"], 15);
+    assert_eq!(facts["mmproj"]["tensors"], 21);
+    assert_eq!(facts["signature"], Value::Null);
+    assert_eq!(facts["checksums_correct"], true);
+    let tensors = facts["tensors"]["tensors"].as_u64().unwrap();
+    assert_eq!(facts["tensor_list"].as_array().unwrap().len() as u64, tensors + 21);
+    let by_dtype: u64 = facts["dtypes"].as_array().unwrap().iter().map(|d| d["tensors"].as_u64().unwrap()).sum();
+    assert_eq!(by_dtype, tensors);
+    assert_eq!(report["written"]["tensors"].as_u64().unwrap(), tensors + 21);
+}
+
+#[test]
+fn the_text_form_says_the_same_and_never_that_a_signature_was_checked() {
+    let (_dir, model) = common::converted("qwen35-dense-tiny", "q4");
+    let text = run!("inspect", &model, "--tensors").ok().out;
+    for words in [
+        "arch            qwen35\n",
+        "quant scheme    base_q4\n",
+        "layers          2 full-attention + 6 linear\n",
+        "source          qwen35-dense-tiny (hf_safetensors)\n",
+        "of those mtp    15 tensors",
+        "mmproj          21 tensors",
+        "slots           none\n",
+        "signature       not signed\n",
+        "layers.0.linear_attn.in_proj_qkv.weight",
+        "per token at f16",
+    ] {
+        assert!(text.contains(words), "no '{words}' in\n{text}");
+    }
+    assert!(!text.contains("verified") && !text.contains("checksums"), "{text}");
+}
+
+#[test]
+fn every_target_converts_and_is_found_again() {
+    let targets = ["q2", "base-q3", "base-q4", "q5", "q6", "q8", "bf16", "f16", "f32"];
+    let mut sizes = Vec::new();
+    for target in targets {
+        let (_dir, model) = common::converted("qwen3-dense-tiny", target);
+        let facts = run!("inspect", &model, "--json", "--verify-checksums").ok().json();
+        let dtype = match target.trim_start_matches("base-") {
+            q if q.starts_with('q') => format!("base_{q}"),
+            float => float.to_owned(),
+        };
+        let found = facts["dtypes"].as_array().unwrap().iter().find(|d| d["dtype"] == dtype);
+        assert!(found.is_some_and(|d| d["tensors"].as_u64().unwrap() > 10), "{target}: {facts}");
+        sizes.push(facts["tensors"]["bytes"].as_u64().unwrap());
+    }
+    assert!(sizes[..7].is_sorted() && sizes[6] == sizes[7] && sizes[7] < sizes[8], "{sizes:?}");
+}
+
+#[test]
+fn the_output_is_named_after_source_and_target_and_not_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let convert = |more: &[&str]| {
+        let output = basert().current_dir(&dir).arg("convert").arg(fixture("llama-tiny").canonicalize().unwrap()).args(more).output();
+        common::Said::from(output.unwrap())
+    };
+    let said = convert(&["--target", "q8"]).ok();
+    assert!(said.out.contains("wrote llama-tiny-base-q8.base"), "{said:?}");
+    assert_eq!(names(dir.path()), ["llama-tiny-base-q8.base"]);
+
+    let path = dir.path().join("llama-tiny-base-q8.base");
+    fs::write(&path, "precious").unwrap();
+    convert(&["--target", "q8"]).fails_with(&["exists already", "--force"]);
+    assert_eq!(fs::read(&path).unwrap(), b"precious");
+    convert(&["--target", "q8", "--force"]).ok();
+    assert!(fs::read(&path).unwrap().starts_with(b"BASE"));
+    assert_eq!(names(dir.path()).len(), 1);
+}
+
+#[test]
+fn the_same_source_gives_the_same_bytes_with_any_number_of_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, threads) in [("a", "1"), ("b", "2")] {
+        run!("convert", fixture("qwen3-moe-tiny"), "-o", dir.path().join(name), "-t", threads).ok();
+    }
+    assert!(fs::read(dir.path().join("a")).unwrap() == fs::read(dir.path().join("b")).unwrap());
+}
+
+#[test]
+fn outputs_that_cannot_be_are_refused_before_any_work() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = fixture("llama-tiny");
+    run!("convert", &source, "-o", dir.path()).fails_with(&["is a directory"]);
+    run!("convert", &source, "-o", dir.path().join("no/such/m.base")).fails_with(&["m.base", "mkdir -p"]);
+    let file = dir.path().join("m.gguf");
+    fs::write(&file, "GGUF").unwrap();
+    run!("convert", &file, "-o", &file, "--force").fails_with(&["both source and output"]);
+    assert_eq!(names(dir.path()), ["m.gguf"]);
+}
+
+#[test]
+fn an_interrupted_conversion_leaves_nothing_behind() {
+    let source = tempfile::tempdir().unwrap();
+    slow_source(source.path());
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = basert()
+        .arg("convert")
+        .args([source.path(), Path::new("-o"), &dir.path().join("m.base")])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while names(dir.path()).is_empty() {
+        assert!(child.try_wait().unwrap().is_none(), "{:?}", common::Said::from(child.wait_with_output().unwrap()));
+        assert!(Instant::now() < deadline, "the conversion never starts writing");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    let said = common::Said::from(child.wait_with_output().unwrap());
+    assert_eq!((said.code, said.err.as_str()), (Some(130), ""));
+    assert_eq!(names(dir.path()), Vec::<String>::new());
+}
+
+/// A llama whose embedding table is a hole of 2 GiB in its file, so that converting it takes a while.
+fn slow_source(dir: &Path) {
+    let tiny = fixture("llama-tiny");
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(tiny.join(name), dir.join(name)).unwrap();
+    }
+    let mut config: Value = serde_json::from_slice(&fs::read(tiny.join("config.json")).unwrap()).unwrap();
+    let vocab: u64 = 1 << 23;
+    config["vocab_size"] = json!(vocab);
+    fs::write(dir.join("config.json"), config.to_string()).unwrap();
+
+    let bytes = fs::read(tiny.join("model.safetensors")).unwrap();
+    let (header, data) = split_safetensors(&bytes);
+    let embedding_bytes = vocab * 128 * 2;
+    let mut tensors: Vec<(String, Value)> = header.as_object().unwrap().clone().into_iter().collect();
+    let shift = data.len() as u64;
+    for (name, tensor) in &mut tensors {
+        if name.as_str() == "model.embed_tokens.weight" {
+            tensor["shape"][0] = json!(vocab);
+            tensor["data_offsets"] = json!([shift, shift + embedding_bytes]);
+        }
+    }
+    // The old table's bytes are covered by a tensor that the model ignores: safetensors allows no gaps.
+    let old = header["model.embed_tokens.weight"].clone();
+    tensors.push(("model.layers.0.self_attn.rotary_emb.inv_freq".into(), old));
+    let header = Value::Object(tensors.into_iter().collect()).to_string();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.extend(data);
+    fs::write(dir.join("model.safetensors"), &file).unwrap();
+    let handle = fs::OpenOptions::new().write(true).open(dir.join("model.safetensors")).unwrap();
+    handle.set_len(file.len() as u64 + embedding_bytes).unwrap();
+}
+
+fn split_safetensors(bytes: &[u8]) -> (Value, &[u8]) {
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    (serde_json::from_slice(&bytes[8..8 + len]).unwrap(), &bytes[8 + len..])
+}

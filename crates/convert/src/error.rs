@@ -1,0 +1,229 @@
+//! Why a conversion failed: one sentence that names the file and the tensor, and a hint what to do.
+
+use std::path::{Path, PathBuf};
+
+use basert_format::FormatError;
+use basert_model::ModelError;
+use basert_quant::QuantError;
+use basert_text::TextError;
+use thiserror::Error;
+
+use crate::gguf::GgufError;
+use crate::safetensors::SafetensorsError;
+
+/// A conversion that could not be done. No output file is left behind.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ConvertError {
+    /// An option that makes no sense.
+    #[error("{0}")]
+    Option(String),
+    /// The path is nothing that can be converted.
+    #[error("{}: {why}", path.display())]
+    NotACheckpoint {
+        /// The path given.
+        path: PathBuf,
+        /// What is missing.
+        why: String,
+    },
+    /// The operating system refused.
+    #[error("{}: cannot {action}: {cause}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was being done, e.g. `read it`.
+        action: &'static str,
+        /// The system's reason.
+        cause: std::io::Error,
+    },
+    /// A side file is not the JSON it should be.
+    #[error("{}: {cause}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The parser's reason.
+        cause: serde_json::Error,
+    },
+    /// A `.safetensors` file or its index is damaged.
+    #[error(transparent)]
+    Safetensors(#[from] SafetensorsError),
+    /// A GGUF file is damaged.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The configuration is incomplete or describes an unsupported model.
+    #[error("{}: {cause}", path.display())]
+    Model {
+        /// The file with the configuration.
+        path: PathBuf,
+        /// What is wrong with it.
+        cause: ModelError,
+    },
+    /// A kind of checkpoint that is recognised and not converted.
+    #[error("{}: {what} not supported", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// Subject and verb, e.g. `GPTQ checkpoints are`.
+        what: String,
+    },
+    /// A weight the model needs is not there.
+    #[error("{}: tensor {} is missing (needed for `{canonical}`)", path.display(), shown(tensor))]
+    MissingTensor {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The name it should have, without the checkpoint's prefix.
+        tensor: String,
+        /// The output tensor that needs it.
+        canonical: String,
+    },
+    /// A weight has another shape than the configuration implies.
+    #[error("{}: tensor {} has shape {found:?}, but the configuration implies {expected:?}", path.display(), shown(tensor))]
+    Shape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its shape, row-major.
+        found: Vec<usize>,
+        /// The shape that follows from the configuration.
+        expected: Vec<usize>,
+    },
+    /// A weight is stored in a type that cannot be read.
+    #[error("{}: tensor {} has type {found}, which is not supported", path.display(), shown(tensor))]
+    ElementType {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        found: String,
+    },
+    /// Two tensors mean the same weight.
+    #[error("{}: tensors {} and {} are the same weight twice", path.display(), shown(first), shown(second))]
+    Ambiguous {
+        /// The checkpoint.
+        path: PathBuf,
+        /// One of them.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// Tensors that no recipe knows; converting without them would silently lose something.
+    #[error("{}: {} of architecture {arch} {} not known: {}", path.display(), count(names.len()), is_are(names.len()), list(names))]
+    UnknownTensors {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The architecture.
+        arch: String,
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// A weight's values cannot be stored as asked.
+    #[error("{}: tensor {}: {cause}", path.display(), shown(tensor))]
+    Encode {
+        /// The file the values come from.
+        path: PathBuf,
+        /// The output tensor.
+        tensor: String,
+        /// The reason.
+        cause: QuantError,
+    },
+    /// A decay rate that is not negative has no logarithm.
+    #[error("{}: tensor {}: element {index} is {value}, expected a negative number", path.display(), shown(tensor))]
+    Decay {
+        /// The file.
+        path: PathBuf,
+        /// The source tensor.
+        tensor: String,
+        /// Flat index.
+        index: usize,
+        /// The value.
+        value: f32,
+    },
+    /// The tokenizer is missing.
+    #[error("{}: there is no tokenizer ({what})", path.display())]
+    NoTokenizer {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What was looked for.
+        what: &'static str,
+    },
+    /// The tokenizer of a GGUF cannot be rebuilt.
+    #[error("{}: {cause}", path.display())]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        cause: TextError,
+    },
+    /// The output cannot be written.
+    #[error(transparent)]
+    Output(#[from] FormatError),
+}
+
+impl ConvertError {
+    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> ConvertError {
+        move |cause| ConvertError::Io { path: path.to_owned(), action, cause }
+    }
+
+    /// What to do about it, if there is something better than reading the error again.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            ConvertError::NotACheckpoint { .. } => {
+                Some("give a directory with config.json and .safetensors files, or a .gguf file")
+            }
+            ConvertError::NoTokenizer { .. } => {
+                Some("put tokenizer.json beside config.json, or allow a bundle without tokenizer")
+            }
+            ConvertError::MissingTensor { .. } => Some("the download may be incomplete; check every shard"),
+            ConvertError::Shape { .. } => Some(
+                "config.json and weights do not belong together, or the tensor is laid out in another way",
+            ),
+            ConvertError::UnknownTensors { .. } => {
+                Some("the checkpoint has parts this architecture does not have here; they would be lost")
+            }
+            ConvertError::Encode { cause: QuantError::ScaleRange { .. }, .. } => {
+                Some("choose bf16 scales, whose range is that of f32")
+            }
+            ConvertError::Encode { cause: QuantError::FloatRange { .. }, .. } => {
+                Some("choose --target bf16 or f32")
+            }
+            ConvertError::Encode { cause: QuantError::NonFinite { .. }, .. } => {
+                Some("the checkpoint is damaged or training diverged")
+            }
+            ConvertError::Unsupported { .. } => {
+                Some("convert from the original, unquantised Hugging Face checkpoint")
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A name from a file as errors show it: quoted, control characters escaped, shortened. Names come from strangers, and
+/// a terminal would obey them.
+pub(crate) fn shown(name: &str) -> String {
+    const SHOWN: usize = 120;
+    let mut text: String = name.chars().take(SHOWN).flat_map(char::escape_debug).collect();
+    if name.chars().count() > SHOWN {
+        text.push_str("...");
+    }
+    format!("`{text}`")
+}
+
+fn count(tensors: usize) -> String {
+    if tensors == 1 { "a tensor".to_owned() } else { format!("{tensors} tensors") }
+}
+
+fn is_are(tensors: usize) -> &'static str {
+    if tensors == 1 { "is" } else { "are" }
+}
+
+/// The first names, quoted.
+fn list(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let mut text = names.iter().take(SHOWN).map(|name| shown(name)).collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN {
+        text.push_str(", ...");
+    }
+    text
+}

@@ -1,0 +1,59 @@
+//! A safetensors writer for tests.
+
+use std::path::Path;
+
+use half::{bf16, f16};
+use serde_json::{Map, json};
+
+use super::{Tensor, Tensors};
+
+/// Writes `tensors` with `format` as metadata.
+pub fn write(path: &Path, tensors: &Tensors, format: &str) {
+    let mut header = Map::new();
+    header.insert("__metadata__".to_owned(), json!({"format": format}));
+    let mut data = Vec::new();
+    for (name, tensor) in tensors {
+        let start = data.len();
+        data.extend(bytes(tensor));
+        header.insert(
+            name.clone(),
+            json!({"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [start, data.len()]}),
+        );
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header);
+    file.extend(data);
+    std::fs::write(path, file).unwrap();
+}
+
+/// Writes `tensors` as `shards` files and an index, dealt out by position.
+pub fn write_sharded(dir: &Path, tensors: &Tensors, shards: usize) {
+    let mut weight_map = Map::new();
+    for shard in 0..shards {
+        let name = format!("model-{:05}-of-{shards:05}.safetensors", shard + 1);
+        let part: Tensors = tensors
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| index % shards == shard)
+            .map(|(_, (name, tensor))| (name.clone(), tensor.clone()))
+            .collect();
+        write(&dir.join(&name), &part, "pt");
+        part.keys().for_each(|tensor| {
+            weight_map.insert(tensor.clone(), json!(name));
+        });
+    }
+    let index = json!({"metadata": {"total_size": 0}, "weight_map": weight_map});
+    std::fs::write(dir.join("model.safetensors.index.json"), serde_json::to_vec(&index).unwrap()).unwrap();
+}
+
+fn bytes(tensor: &Tensor) -> Vec<u8> {
+    let values = tensor.values.iter();
+    match tensor.dtype {
+        "F32" => values.flat_map(|v| v.to_le_bytes()).collect(),
+        "BF16" => values.flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+        "F16" => values.flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+        "U32" => values.flat_map(|v| (*v as u32).to_le_bytes()).collect(),
+        other => panic!("no writer for {other}"),
+    }
+}

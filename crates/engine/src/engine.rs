@@ -1,0 +1,462 @@
+//! Loading a model and running steps.
+
+use std::path::Path;
+
+use basert_format::{BaseFile, DtypeTotal, Header, SlotFlags, SourceFormat};
+use basert_kernels::{Cpu, Isa, KvDtype, default_threads};
+use basert_model::{Arch, Config, Mixer, ModelSpec};
+
+use crate::EngineError;
+use crate::cache::{CacheSizes, Caches, LayerCache, SequenceId};
+use crate::forward::{Context, Span};
+use crate::plan::{MemoryPlan, available_memory};
+use crate::rope::Frequencies;
+use crate::weights::Weights;
+use crate::workspace::Workspace;
+
+/// Context of a model that declares none, in tokens.
+const DEFAULT_CONTEXT: usize = 4096;
+/// Pages hold whole attention tiles of this many positions.
+const TILE: usize = 32;
+
+/// Element types of the KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvTypes {
+    /// Keys.
+    pub k: KvDtype,
+    /// Values.
+    pub v: KvDtype,
+}
+
+impl Default for KvTypes {
+    fn default() -> Self {
+        KvTypes { k: KvDtype::F16, v: KvDtype::F16 }
+    }
+}
+
+/// How to load a model. `None` means the documented default.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Instruction set; default: `BASERT_ISA`, else the best this CPU has.
+    pub isa: Option<Isa>,
+    /// Worker threads; default: what CPU affinity and control group allow.
+    pub threads: Option<usize>,
+    /// KV cache element types.
+    pub kv: KvTypes,
+    /// Context in tokens; default: the model's own, shortened until it fits half the free memory.
+    pub context: Option<usize>,
+    /// Tokens per KV page, a multiple of 32; default: one page for the whole context.
+    pub page_tokens: Option<usize>,
+    /// Sequences that can be live at once.
+    pub sequences: usize,
+    /// Most tokens in one step.
+    pub step_tokens: usize,
+    /// Most rows of logits in one step.
+    pub logit_rows: usize,
+    /// Decode quantised matrices to f32 at load, to measure what integer activations cost.
+    pub dequantize: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            isa: None,
+            threads: None,
+            kv: KvTypes::default(),
+            context: None,
+            page_tokens: None,
+            sequences: 1,
+            step_tokens: 512,
+            logit_rows: 1,
+            dequantize: false,
+        }
+    }
+}
+
+/// What was selected at load, for `-v`, `/props` and benchmark headers.
+#[derive(Clone, Debug)]
+pub struct Selected {
+    /// Instruction set in use.
+    pub isa: Isa,
+    /// Threads in use, the caller's own included.
+    pub threads: usize,
+    /// Architecture family.
+    pub arch: Arch,
+    /// Tensors and bytes per dtype in the file.
+    pub weights: Vec<DtypeTotal>,
+    /// KV cache element types.
+    pub kv: KvTypes,
+    /// Context in tokens.
+    pub context: usize,
+    /// Tokens per KV page.
+    pub page_tokens: usize,
+    /// Memory by part.
+    pub memory: MemoryPlan,
+    /// Anything a user should know about this load, one line each.
+    pub notes: Vec<String>,
+}
+
+/// Which rows of a run need logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WantLogits {
+    /// None: a prefill chunk that is not the last.
+    None,
+    /// The last row.
+    Last,
+    /// Every row.
+    All,
+}
+
+/// Tokens of one sequence in a step: a prefill chunk or a decode token.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenRun<'a> {
+    /// The sequence that is continued.
+    pub sequence: SequenceId,
+    /// At least one token.
+    pub tokens: &'a [u32],
+    /// Rows that need logits.
+    pub logits: WantLogits,
+}
+
+/// Logits of a step, in the order of its runs.
+#[derive(Debug)]
+pub struct Logits<'a> {
+    /// Row width.
+    pub vocab: usize,
+    /// `[rows, vocab]`.
+    pub data: &'a mut [f32],
+}
+
+impl Logits<'_> {
+    /// Row `i`.
+    pub fn row_mut(&mut self, i: usize) -> &mut [f32] {
+        &mut self.data[i * self.vocab..(i + 1) * self.vocab]
+    }
+}
+
+/// What one sequence keeps of a Gated DeltaNet layer.
+#[derive(Clone, Copy, Debug)]
+pub struct RecurrentState<'a> {
+    /// Delta-rule state `[value heads, key dim, value dim]`.
+    pub delta: &'a [f32],
+    /// Last inputs of the convolution `[kernel - 1, channels]`, oldest first.
+    pub conv: &'a [f32],
+}
+
+/// A loaded model with its caches.
+pub struct Engine {
+    cpu: Cpu,
+    file: BaseFile,
+    spec: ModelSpec,
+    weights: Weights,
+    rope: Option<Frequencies>,
+    caches: Caches,
+    work: Workspace,
+    tokens: Vec<u32>,
+    spans: Vec<Span>,
+    options: Options,
+    selected: Selected,
+}
+
+impl Engine {
+    /// Loads a model and allocates everything a step needs.
+    ///
+    /// # Errors
+    /// Every option that cannot be honoured, and every tensor that is missing or does not fit.
+    pub fn load(file: BaseFile, options: &Options) -> Result<Engine, EngineError> {
+        refuse_unrunnable(&file)?;
+        let spec = model_spec(&file)?;
+        let (weights, bound) = Weights::bind(&file, &spec, options.dequantize)?;
+        refuse_double_shifted_norms(&file, &spec, &weights)?;
+        let isa = match options.isa {
+            Some(isa) => isa,
+            None => Isa::from_env()?.unwrap_or_else(Isa::best),
+        };
+        let cpu = Cpu::new(isa, options.threads.unwrap_or_else(default_threads))?;
+
+        let mut notes = bound.notes;
+        let sizes = cache_sizes(&spec, options, &mut notes)?;
+        let step_tokens = options.step_tokens.clamp(1, sizes.context);
+        let options = Options { step_tokens, logit_rows: options.logit_rows.max(1), ..options.clone() };
+        let memory = MemoryPlan {
+            weights_mapped: file.tensors().map(|t| t.data.len() as u64).sum(),
+            weights_decoded: bound.decoded_bytes as u64,
+            ..MemoryPlan::of(&spec, &sizes, options.step_tokens, options.logit_rows)
+        };
+        let selected = Selected {
+            isa: cpu.isa(),
+            threads: cpu.threads(),
+            arch: spec.arch,
+            weights: file.dtype_totals(),
+            kv: options.kv,
+            context: sizes.context,
+            page_tokens: sizes.page_tokens,
+            memory,
+            notes,
+        };
+        Ok(Engine {
+            rope: frequencies(&spec, &weights),
+            caches: Caches::new(&spec.layers, sizes),
+            work: Workspace::new(&spec, options.step_tokens, options.logit_rows),
+            tokens: Vec::with_capacity(options.step_tokens),
+            spans: Vec::with_capacity(options.sequences),
+            cpu,
+            file,
+            spec,
+            weights,
+            options,
+            selected,
+        })
+    }
+
+    /// Opens a `.base` file and loads it.
+    ///
+    /// # Errors
+    /// As [`Engine::load`], and those of the container.
+    pub fn open(path: &Path, options: &Options) -> Result<Engine, EngineError> {
+        Engine::load(BaseFile::open(path)?, options)
+    }
+
+    /// What was selected at load.
+    pub fn selected(&self) -> &Selected {
+        &self.selected
+    }
+
+    /// The model's layers and sizes.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// The file behind the weights.
+    pub fn file(&self) -> &BaseFile {
+        &self.file
+    }
+
+    /// Most tokens in one step.
+    pub fn step_tokens(&self) -> usize {
+        self.options.step_tokens
+    }
+
+    /// Most rows of logits in one step.
+    pub fn logit_rows(&self) -> usize {
+        self.options.logit_rows
+    }
+
+    /// Opens an empty sequence.
+    ///
+    /// # Errors
+    /// [`EngineError::NoFreeSequence`] when all are in use.
+    pub fn new_sequence(&mut self) -> Result<SequenceId, EngineError> {
+        self.caches.open()
+    }
+
+    /// Ends a sequence and frees its pages. Ids that are not live are ignored.
+    pub fn release(&mut self, id: SequenceId) {
+        self.caches.close(id);
+    }
+
+    /// Tokens that a sequence has run.
+    ///
+    /// # Errors
+    /// [`EngineError::Sequence`] when the id is not live.
+    pub fn position(&self, id: SequenceId) -> Result<usize, EngineError> {
+        Ok(self.caches.get(id)?.position)
+    }
+
+    /// The recurrent state of one layer; `None` for attention layers.
+    ///
+    /// # Errors
+    /// [`EngineError::Sequence`] when the id is not live.
+    pub fn recurrent_state(
+        &self,
+        id: SequenceId,
+        layer: usize,
+    ) -> Result<Option<RecurrentState<'_>>, EngineError> {
+        let sequence = self.caches.get(id)?;
+        Ok(match self.caches.layers.get(layer) {
+            Some(LayerCache::State(slot)) => {
+                let (delta, conv) = slot.view(&sequence.state);
+                Some(RecurrentState { delta, conv })
+            }
+            _ => None,
+        })
+    }
+
+    /// Runs one step: every run's tokens through the model, each sequence's caches moved on.
+    /// On an error no sequence has changed.
+    ///
+    /// # Errors
+    /// Empty or repeated runs, unknown tokens, a full context, a step beyond the loaded limits.
+    pub fn step(&mut self, runs: &[TokenRun<'_>]) -> Result<Logits<'_>, EngineError> {
+        self.lay_out(runs)?;
+        for span in &self.spans {
+            self.caches.reserve(span.sequence, span.len)?;
+        }
+        let Engine { cpu, file, spec, weights, rope, caches, work, tokens, spans, .. } = self;
+        let context = Context { cpu, file, spec, weights, rope: rope.as_ref() };
+        context.layers(tokens, spans, caches, work)?;
+        let wanted = runs.iter().zip(spans.iter()).flat_map(|(run, span)| {
+            let skip = match run.logits {
+                WantLogits::None => span.len,
+                WantLogits::Last => span.len - 1,
+                WantLogits::All => 0,
+            };
+            span.start + skip..span.start + span.len
+        });
+        let rows = context.head(wanted, work)?;
+        for span in spans.iter() {
+            caches.parts(span.sequence)?.0.position += span.len;
+        }
+        Ok(Logits { vocab: spec.vocab, data: &mut work.logits[..rows * spec.vocab] })
+    }
+
+    /// Checks a step and lays its runs out as rows.
+    fn lay_out(&mut self, runs: &[TokenRun<'_>]) -> Result<(), EngineError> {
+        self.tokens.clear();
+        self.spans.clear();
+        let mut rows = 0;
+        for run in runs {
+            if run.tokens.is_empty() {
+                return Err(EngineError::EmptyPrompt);
+            }
+            if let Some(&id) = run.tokens.iter().find(|&&id| id as usize >= self.spec.vocab) {
+                return Err(EngineError::TokenId { id, vocab: self.spec.vocab });
+            }
+            if self.spans.iter().any(|s| s.sequence == run.sequence) {
+                return Err(EngineError::Sequence(run.sequence.0));
+            }
+            let position = self.caches.get(run.sequence)?.position;
+            let (start, len) = (self.tokens.len(), run.tokens.len());
+            self.limit("tokens", start + len, self.options.step_tokens)?;
+            let needed = position + len;
+            if needed > self.selected.context {
+                return Err(EngineError::ContextFull { needed, context: self.selected.context });
+            }
+            self.tokens.extend_from_slice(run.tokens);
+            self.spans.push(Span { sequence: run.sequence, start, len, position });
+            rows += match run.logits {
+                WantLogits::None => 0,
+                WantLogits::Last => 1,
+                WantLogits::All => len,
+            };
+        }
+        self.limit("logit rows", rows, self.options.logit_rows)
+    }
+
+    fn limit(&self, what: &'static str, found: usize, limit: usize) -> Result<(), EngineError> {
+        if found > limit { Err(EngineError::StepTooLarge { what, found, limit }) } else { Ok(()) }
+    }
+}
+
+/// Reads the model's layers from a header.
+fn model_spec(file: &BaseFile) -> Result<ModelSpec, EngineError> {
+    let header = file.header();
+    let at = |source| EngineError::Model { path: file.path().to_path_buf(), source };
+    let arch: Arch = header.arch.parse().map_err(at)?;
+    let config = Config::from_header(arch, &header.config).map_err(at)?;
+    let mut spec = ModelSpec::new(arch, &config).map_err(at)?;
+    // The presence of the tensor decides; flags and config only confirm (docs/format.md).
+    spec.tied_head = file.tensor_index("lm_head.weight").is_none();
+    Ok(spec)
+}
+
+/// Files that need more than this engine does, or that hold too little to be run.
+fn refuse_unrunnable(file: &BaseFile) -> Result<(), EngineError> {
+    let refuse = |reason: String| Err(EngineError::Refused { path: file.path().to_path_buf(), reason });
+    if let Some(slot) = file.slots().iter().find(|s| s.flags.contains(SlotFlags::REQUIRED)) {
+        return refuse(format!(
+            "the file requires its slot '{:?}' to be honoured, which this engine does not do",
+            slot.kind
+        ));
+    }
+    let hybrid = file.tensors().any(|t| t.entry.name.contains(".ssm."));
+    if file.header().is_upstream_gguf() && hybrid {
+        let reason = "this hybrid was converted from GGUF by the original converter, which leaves out the \
+                      linear-attention configuration; convert the GGUF again with `basert convert`";
+        return refuse(reason.to_owned());
+    }
+    Ok(())
+}
+
+/// Upstream adds 1 to norms that MLX checkpoints already hold shifted: such a file runs and babbles.
+fn refuse_double_shifted_norms(
+    file: &BaseFile,
+    spec: &ModelSpec,
+    weights: &Weights,
+) -> Result<(), EngineError> {
+    let Header { source, metadata, .. } = file.header();
+    let from_mlx = source.format == SourceFormat::MlxSafetensors && !metadata.contains_key("basert.version");
+    if !from_mlx || !matches!(spec.arch, Arch::Qwen35 | Arch::Qwen35Moe) {
+        return Ok(());
+    }
+    let gains = weights.layers.iter().flat_map(|l| &l.input_norm);
+    let mean = gains.clone().map(|&g| f64::from(g)).sum::<f64>() / gains.count().max(1) as f64;
+    if mean < 1.5 {
+        return Ok(());
+    }
+    Err(EngineError::Refused {
+        path: file.path().to_path_buf(),
+        reason: format!(
+            "the mean input norm gain is {mean:.2} instead of about 1: the original converter added the norm \
+             offset twice to this MLX checkpoint; convert it again with `basert convert`"
+        ),
+    })
+}
+
+/// The one rotary embedding that the attention layers share.
+fn frequencies(spec: &ModelSpec, weights: &Weights) -> Option<Frequencies> {
+    spec.layers.iter().find_map(|layer| match &layer.mixer {
+        Mixer::Attention(a) => Some(Frequencies::new(&a.rope, weights.rope_divisors.as_deref())),
+        Mixer::GatedDelta(_) => None,
+    })
+}
+
+/// Context and page size, checked against the model and the machine.
+fn cache_sizes(
+    spec: &ModelSpec,
+    options: &Options,
+    notes: &mut Vec<String>,
+) -> Result<CacheSizes, EngineError> {
+    let page = options.page_tokens;
+    if let Some(page) = page.filter(|p| *p == 0 || p % TILE != 0) {
+        let reason = format!("{page} tokens is not a positive multiple of {TILE}");
+        return Err(EngineError::Option { option: "page size", reason });
+    }
+    if options.sequences == 0 || options.context == Some(0) {
+        let reason = "must be at least 1".to_owned();
+        let option = if options.sequences == 0 { "sequences" } else { "context" };
+        return Err(EngineError::Option { option, reason });
+    }
+    let sized = |context: usize| CacheSizes {
+        k: options.kv.k,
+        v: options.kv.v,
+        context,
+        page_tokens: page.unwrap_or(context.next_multiple_of(TILE)),
+        sequences: options.sequences,
+    };
+    let bytes =
+        |context| MemoryPlan::of(spec, &sized(context), options.step_tokens, options.logit_rows).total();
+    let available = available_memory();
+    if let Some(context) = options.context {
+        return match available.filter(|&free| bytes(context) > free) {
+            None => Ok(sized(context)),
+            Some(free) => Err(EngineError::Option {
+                option: "context",
+                reason: format!(
+                    "{context} tokens need {} MiB of cache and workspace, but {} MiB are free",
+                    bytes(context) >> 20,
+                    free >> 20
+                ),
+            }),
+        };
+    }
+    let full = spec.max_context.unwrap_or(DEFAULT_CONTEXT);
+    let mut context = full;
+    while context > TILE && available.is_some_and(|free| bytes(context) > free / 2) {
+        context /= 2;
+    }
+    if context < full {
+        notes.push(format!("context shortened from {full} to {context} tokens to fit half the free memory"));
+    }
+    Ok(sized(context))
+}

@@ -1,0 +1,24 @@
+//! Weights, caches and the step: a `.base` file becomes logits, and logits become tokens.
+//!
+//! [`Engine`] binds the tensors of a file to the layers of a [`basert_model::ModelSpec`], owns the KV pages
+//! and recurrent states of its sequences, and runs steps; [`generate`] is the single-user loop over it, and
+//! [`Sampler`] picks tokens. Arithmetic lives in `basert-kernels`; there is no text, no network and no file
+//! writing here. A token's logits never depend on what else is in the step.
+
+mod cache;
+mod engine;
+mod error;
+mod forward;
+mod generate;
+mod plan;
+mod rope;
+mod sampler;
+mod weights;
+mod workspace;
+
+pub use cache::SequenceId;
+pub use engine::{Engine, KvTypes, Logits, Options, RecurrentState, Selected, TokenRun, WantLogits};
+pub use error::EngineError;
+pub use generate::{Finish, GenerateParams, Generation, generate};
+pub use plan::MemoryPlan;
+pub use sampler::{Sampler, SamplingParams, argmax};

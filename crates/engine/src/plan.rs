@@ -1,0 +1,119 @@
+//! Memory by part, computed from the model's geometry by the sizes that also allocate.
+
+use basert_model::ModelSpec;
+
+use crate::cache::CacheSizes;
+use crate::workspace::Workspace;
+
+/// Bytes that a loaded engine holds, by part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Tensor payloads used from the memory map.
+    pub weights_mapped: u64,
+    /// Matrices held as decoded f32.
+    pub weights_decoded: u64,
+    /// K and V pools of all sequences at full context.
+    pub kv: u64,
+    /// Recurrent state of all sequences.
+    pub state: u64,
+    /// Activations and logits of the largest step.
+    pub workspace: u64,
+}
+
+impl MemoryPlan {
+    /// Sum of all parts.
+    pub fn total(&self) -> u64 {
+        self.weights_mapped + self.weights_decoded + self.kv + self.state + self.workspace
+    }
+
+    /// Caches and workspace for the given sizes; weights are added by the loader.
+    pub(crate) fn of(
+        spec: &ModelSpec,
+        sizes: &CacheSizes,
+        step_tokens: usize,
+        logit_rows: usize,
+    ) -> MemoryPlan {
+        let kv = spec.layers.iter().filter_map(|l| sizes.pool_bytes(l)).map(|(k, v)| (k + v) as u64).sum();
+        let state = spec.layers.iter().filter_map(CacheSizes::state_elements);
+        let state: usize = state.map(|(delta, conv)| (delta + conv) * size_of::<f32>()).sum();
+        MemoryPlan {
+            kv,
+            state: (state * sizes.sequences) as u64,
+            workspace: Workspace::planned_bytes(spec, step_tokens, logit_rows) as u64,
+            ..MemoryPlan::default()
+        }
+    }
+}
+
+/// Memory that this process may still take: the smaller of what the kernel calls available and what its
+/// control group leaves. `None` where neither can be read.
+pub(crate) fn available_memory() -> Option<u64> {
+    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    });
+    let read = |name: &str| {
+        let text = std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    let group = read("memory.max").zip(read("memory.current")).map(|(max, used)| max.saturating_sub(used));
+    match (machine, group) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use basert_kernels::KvDtype;
+    use basert_model::{
+        Arch, Attention, Ffn, GatedDelta, LayerSpec, Mixer, Moe, Rope, RopePairing, RopeScaling,
+    };
+
+    use super::*;
+    use crate::cache::Caches;
+
+    fn spec(ffn: Ffn) -> ModelSpec {
+        let rope = Rope { dims: 8, theta: 1e4, pairing: RopePairing::Half, scaling: RopeScaling::None };
+        let attention = Attention {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 32,
+            rope,
+            qk_norm: true,
+            output_gate: true,
+            qkv_bias: false,
+        };
+        let delta = GatedDelta { key_heads: 2, value_heads: 6, key_dim: 16, value_dim: 16, conv_kernel: 4 };
+        let layer = |mixer| LayerSpec { mixer, ffn };
+        ModelSpec {
+            arch: Arch::Qwen35,
+            hidden: 64,
+            vocab: 100,
+            norm_eps: 1e-6,
+            layers: vec![layer(Mixer::GatedDelta(delta)), layer(Mixer::Attention(attention))],
+            tied_head: true,
+            max_context: None,
+        }
+    }
+
+    #[test]
+    fn planned_bytes_are_allocated_bytes() {
+        let moe =
+            Moe { experts: 4, top_k: 2, intermediate: 32, shared_intermediate: Some(48), renormalise: true };
+        for spec in [spec(Ffn::Dense { intermediate: 96 }), spec(Ffn::Moe(moe))] {
+            for (k, v) in [(KvDtype::F16, KvDtype::F16), (KvDtype::F32, KvDtype::F16)] {
+                for (context, page_tokens) in [(100, 128), (100, 32)] {
+                    let sizes = CacheSizes { k, v, context, page_tokens, sequences: 3 };
+                    let plan = MemoryPlan::of(&spec, &sizes, 48, 5);
+                    let caches = Caches::new(&spec.layers, sizes);
+                    let kv: usize = caches.kv.iter().map(|l| l.k.len() + l.v.len()).sum();
+                    assert_eq!(plan.kv, kv as u64);
+                    assert_eq!(plan.state, (3 * caches.state_len * size_of::<f32>()) as u64);
+                    let workspace = Workspace::new(&spec, 48, 5);
+                    assert_eq!(plan.workspace, workspace.allocated_bytes() as u64);
+                }
+            }
+        }
+    }
+}

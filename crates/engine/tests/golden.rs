@@ -1,0 +1,174 @@
+//! Logits, states and greedy tokens against independent implementations (transformers in f32).
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use basert_engine::{
+    Engine, GenerateParams, KvTypes, Options, RecurrentState, SamplingParams, TokenRun, WantLogits, generate,
+};
+use common::{
+    Golden, KV_F16, KV_F32, converted, fixture, golden_tensors, load, load_with, logits, max_difference,
+    shared_fixture,
+};
+
+/// Compares every golden position of every prompt.
+fn check_logits(engine: &mut Engine, model: &Path, tolerance: f32) {
+    let golden = Golden::of(model);
+    let tensors = golden_tensors(model);
+    let vocab = engine.spec().vocab;
+    let mut compared = 0;
+    for prompt in &golden.prompts {
+        let ours = logits(engine, &prompt.ids, &[512]);
+        let reference = &tensors[&format!("{}.logits", prompt.name)];
+        for (row, &position) in reference.chunks_exact(vocab).zip(&prompt.positions) {
+            let difference = max_difference(&ours[position * vocab..(position + 1) * vocab], row);
+            let place = format!("{} {} position {position}", model.display(), prompt.name);
+            assert!(difference <= tolerance, "{place}: logits differ by {difference}");
+            compared += 1;
+        }
+    }
+    assert!(compared >= golden.prompts.len(), "nothing was compared");
+}
+
+/// Greedy answers are the reference's until its own margin is too small to decide.
+fn check_greedy(engine: &mut Engine, model: &Path) {
+    const DECIDABLE: f32 = 1e-2;
+    let golden = Golden::of(model);
+    for greedy in &golden.greedy {
+        let steps = greedy.margins.iter().position(|m| *m < DECIDABLE).unwrap_or(greedy.ids.len());
+        let params = GenerateParams {
+            sampling: SamplingParams::default(),
+            max_tokens: greedy.ids.len(),
+            eos: Vec::new(),
+            prefill_chunk: None,
+        };
+        let prompt = &golden.prompt(&greedy.prompt).ids;
+        let answer = generate(engine, prompt, &params, &mut |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!(answer.ids.len(), greedy.ids.len());
+        assert_eq!(answer.ids[..steps], greedy.ids[..steps], "{} after {}", model.display(), greedy.prompt);
+    }
+}
+
+fn check_model(model: &Path, targets: &[&str]) {
+    for target in targets {
+        let file = converted(model, target);
+        let mut engine = load(&file.path, KV_F32);
+        check_logits(&mut engine, model, 1e-3);
+        check_greedy(&mut engine, model);
+        check_logits(&mut load(&file.path, KV_F16), model, 1e-2);
+    }
+}
+
+#[test]
+fn qwen35_dense_agrees_with_transformers() {
+    check_model(&fixture("qwen35-dense-tiny"), &["f32", "bf16"]);
+}
+
+#[test]
+fn qwen35_moe_agrees_with_transformers() {
+    if let Some(model) = shared_fixture("qwen35-moe-tiny") {
+        check_model(&model, &["f32", "bf16"]);
+    }
+}
+
+#[test]
+fn qwen3_dense_agrees_with_transformers() {
+    check_model(&fixture("qwen3-dense-tiny"), &["f32", "bf16"]);
+}
+
+#[test]
+fn qwen3_moe_agrees_with_transformers() {
+    check_model(&fixture("qwen3-moe-tiny"), &["f32", "bf16"]);
+}
+
+#[test]
+fn llama3_with_scaled_rope_agrees_with_transformers() {
+    check_model(&fixture("llama-tiny"), &["f32", "bf16"]);
+}
+
+#[test]
+fn hybrid_with_three_value_heads_per_key_head_agrees_with_transformers() {
+    check_model(&fixture("toy-hybrid"), &["f32"]);
+}
+
+#[test]
+fn saturated_attention_gates_agree_with_transformers() {
+    check_model(&fixture("toy-gate"), &["f32"]);
+}
+
+#[test]
+fn square_fused_experts_agree_with_transformers() {
+    check_model(&fixture("toy-moe"), &["f32", "bf16"]);
+}
+
+#[test]
+fn gguf_files_agree_with_their_dequantised_weights() {
+    let names = [
+        "llama-tiny-F16",
+        "qwen3-dense-tiny-Q4_0",
+        "qwen3-dense-tiny-Q4_1",
+        "qwen3-dense-tiny-Q5_K_M",
+        "qwen35-dense-2l-BF16",
+        "qwen35-dense-2l-Q8_0",
+        "qwen35-dense-2l-Q4_K_M",
+        "qwen35-moe-2l-Q4_K_M",
+    ];
+    for name in names {
+        if let Some(model) = shared_fixture(&format!("gguf/{name}.gguf")) {
+            check_model(&model, &["f32"]);
+        }
+    }
+}
+
+#[test]
+fn gguf_with_a_trailing_next_token_block_equals_its_hugging_face_source() {
+    let file = converted(&fixture("toy-hybrid.gguf"), "f32");
+    let mut engine = load(&file.path, KV_F32);
+    assert_eq!(engine.spec().layers.len(), 4);
+    check_logits(&mut engine, &fixture("toy-hybrid"), 1e-3);
+}
+
+#[test]
+fn files_of_the_original_converter_give_their_golden_logits() {
+    for name in [
+        "qwen35-dense-2l-bf16",
+        "qwen35-dense-2l-base-q4",
+        "qwen35-dense-2l-base-q8",
+        "qwen35-moe-2l-base-q4",
+    ] {
+        if let Some(model) = shared_fixture(&format!("base/{name}.base")) {
+            let options = Options { kv: KV_F32, dequantize: true, ..Options::default() };
+            check_logits(&mut load_with(&model, options), &model, 1e-3);
+        }
+    }
+}
+
+/// State after the 65-token prompt of layer 1, within the reference's own f32 noise.
+fn check_state(model: &Path, kv: KvTypes) {
+    let file = converted(model, "f32");
+    let mut engine = load(&file.path, kv);
+    let golden = Golden::of(model);
+    let tensors = golden_tensors(model);
+    let sequence = engine.new_sequence().unwrap();
+    for tokens in golden.prompt("p65").ids.chunks(40) {
+        engine.step(&[TokenRun { sequence, tokens, logits: WantLogits::None }]).unwrap();
+    }
+    let RecurrentState { delta, conv } = engine.recurrent_state(sequence, 1).unwrap().unwrap();
+    assert!(max_difference(delta, &tensors["state.layer1.recurrent"]) < 1e-4);
+    // The reference keeps [channel, 4 inputs]; three of them still matter.
+    let reference = &tensors["state.layer1.conv"];
+    let channels = conv.len() / 3;
+    let kept = reference.len() / channels;
+    for (i, row) in conv.chunks_exact(channels).enumerate() {
+        let expected: Vec<f32> = (0..channels).map(|c| reference[c * kept + kept - 3 + i]).collect();
+        assert!(max_difference(row, &expected) < 1e-4, "input {i}");
+    }
+}
+
+#[test]
+fn recurrent_and_convolution_state_agree_with_transformers() {
+    check_state(&fixture("qwen35-dense-tiny"), KV_F32);
+}

@@ -1,0 +1,71 @@
+//! What quantisation costs: divergence from the f32 model falls with every bit, inside stated bands.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use basert_engine::Options;
+use common::{Golden, KV_F32, converted, fixture, load, load_with, logits};
+
+/// Mean KL divergence in nats of `other` from `reference`, both `[positions, vocab]` logits.
+fn mean_kl(reference: &[f32], other: &[f32], vocab: usize) -> f64 {
+    let rows = reference.chunks_exact(vocab).zip(other.chunks_exact(vocab));
+    let positions = rows.len() as f64;
+    rows.map(|(p, q)| kl(&log_softmax(p), &log_softmax(q))).sum::<f64>() / positions
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|&l| (f64::from(l) - max).exp()).sum();
+    logits.iter().map(|&l| f64::from(l) - max - sum.ln()).collect()
+}
+
+fn kl(p: &[f64], q: &[f64]) -> f64 {
+    p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum()
+}
+
+const TARGETS: [&str; 6] = ["base-q2", "base-q3", "base-q4", "base-q5", "base-q6", "base-q8"];
+
+fn divergences(model: &str) -> Vec<f64> {
+    let source = fixture(model);
+    let ids = Golden::of(&source).prompt("p300").ids.clone();
+    let reference = logits(&mut load(&converted(&source, "f32").path, KV_F32), &ids, &[512]);
+    let run = |target: &&str| {
+        let mut engine = load(&converted(&source, target).path, KV_F32);
+        let vocab = engine.spec().vocab;
+        mean_kl(&reference, &logits(&mut engine, &ids, &[512]), vocab)
+    };
+    TARGETS.iter().map(run).collect()
+}
+
+/// Per model, the band of each target's mean KL in nats.
+const BANDS: [(&str, [(f64, f64); 6]); 1] = [("qwen35-dense-tiny", [(0.0, 9.0); 6])];
+
+#[test]
+fn divergence_falls_with_every_bit_and_stays_in_its_band() {
+    for (model, bands) in BANDS {
+        let found = divergences(model);
+        for pair in found.windows(2) {
+            assert!(pair[0] > pair[1], "{model}: {found:?} does not fall");
+        }
+        for ((target, kl), (low, high)) in TARGETS.iter().zip(&found).zip(bands) {
+            assert!(
+                (low..=high).contains(&kl),
+                "{model} {target}: KL {kl:.2e} outside {low:.0e}..{high:.0e}"
+            );
+        }
+    }
+}
+
+/// The part of the divergence that 8-bit activations cause: weights decoded to f32 against integer kernels.
+#[test]
+fn integer_activations_cost_little_beside_the_weights() {
+    let source = fixture("qwen35-dense-tiny");
+    let ids = Golden::of(&source).prompt("p130").ids.clone();
+    let file = converted(&source, "base-q4");
+    let exact = Options { dequantize: true, kv: KV_F32, ..Options::default() };
+    let exact = logits(&mut load_with(&file.path, exact), &ids, &[512]);
+    let mut engine = load(&file.path, KV_F32);
+    let vocab = engine.spec().vocab;
+    let kl = mean_kl(&exact, &logits(&mut engine, &ids, &[512]), vocab);
+    assert!(kl > 0.0 && kl < 1e-3, "KL {kl:.2e}");
+}

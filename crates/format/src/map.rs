@@ -1,0 +1,49 @@
+//! Read-only memory maps of whole files, the only `unsafe` code of this crate.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::ops::Deref;
+use std::path::Path;
+
+/// A whole file, mapped read-only. Dereferences to its bytes.
+///
+/// The length is fixed when the file is opened. Another process that truncates the file afterwards makes
+/// later reads end in a bus error, as with every memory map; `.base` files are therefore replaced by rename,
+/// never rewritten in place.
+#[derive(Debug)]
+pub struct FileMap {
+    map: memmap2::Mmap,
+}
+
+impl FileMap {
+    /// Maps the regular file at `path`. An empty file gives an empty slice.
+    ///
+    /// # Errors
+    /// If the file cannot be opened or mapped, or is not a regular file (opening a pipe would block).
+    pub fn open(path: &Path) -> io::Result<FileMap> {
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
+        let file = File::open(path)?;
+        // SAFETY: the map is private to this object and read-only, and only shared slices of it are handed
+        // out with its lifetime. That nobody writes to the file meanwhile cannot be enforced; it is the
+        // documented assumption above, shared by every reader of mapped weights.
+        let map = unsafe { memmap2::Mmap::map(&file) }?;
+        Ok(FileMap { map })
+    }
+}
+
+impl Deref for FileMap {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.map
+    }
+}
+
+impl AsRef<[u8]> for FileMap {
+    fn as_ref(&self) -> &[u8] {
+        &self.map
+    }
+}

@@ -1,0 +1,155 @@
+//! Speed of the kernels as ratios: against the reference, and against a loop that only reads the weights.
+//!
+//! `cargo bench -p basert-kernels`. Absolute numbers depend on the machine; the ratio to the read loop says how far
+//! decoding is from the memory's limit.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use basert_kernels::{
+    Buffer, Cpu, DeltaScratch, DeltaShape, Isa, KvDtype, KvGeometry, LinearJob, Matrix, Scratch, default_threads,
+};
+use basert_quant::{Encoding, FloatDtype, Fp4, ScaleDtype};
+
+const ROWS: usize = 4096;
+const COLS: usize = 2048;
+
+/// Seconds of one call: the best of several after a warm-up.
+fn seconds(mut call: impl FnMut()) -> f64 {
+    call();
+    let mut best = f64::INFINITY;
+    let begin = Instant::now();
+    while begin.elapsed().as_secs_f64() < 0.3 {
+        let start = Instant::now();
+        call();
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    best
+}
+
+fn floats(len: usize) -> Vec<f32> {
+    (0..len).map(|i| ((i * 7919 + 13) % 1009) as f32 / 504.5 - 1.0).collect()
+}
+
+/// Bytes per second of reading `bytes` on all of the device's threads' behalf: one plain loop per thread.
+fn read_speed(bytes: &[u8], threads: usize) -> f64 {
+    let time = seconds(|| {
+        std::thread::scope(|scope| {
+            for part in bytes.chunks(bytes.len().div_ceil(threads)) {
+                scope.spawn(move || {
+                    let words = part.as_chunks::<8>().0;
+                    black_box(words.iter().fold(0u64, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word))));
+                });
+            }
+        });
+    });
+    bytes.len() as f64 / time
+}
+
+fn linear(cpu: &Cpu, w: Matrix<'_>, tokens: usize) -> f64 {
+    let (x, mut out) = (floats(tokens * w.cols), vec![0.0; tokens * w.rows]);
+    let mut scratch = Scratch::default();
+    seconds(|| cpu.linear(&mut scratch, &x, &mut [LinearJob { w, out: &mut out }]))
+}
+
+fn linears(fast: &Cpu, plain: &Cpu) {
+    let affine = |bits, group| Encoding::Affine { bits, group, scale: ScaleDtype::F16, symmetric: false };
+    let cases = [
+        ("q2/32", affine(2, 32)),
+        ("q3/32", affine(3, 32)),
+        ("q4/32", affine(4, 32)),
+        ("q4/64", affine(4, 64)),
+        ("q5/64", affine(5, 64)),
+        ("q6/64", affine(6, 64)),
+        ("q8/32", affine(8, 32)),
+        ("q8/128", affine(8, 128)),
+        ("mxfp4", Encoding::Fp4(Fp4::Mx)),
+        ("nvfp4", Encoding::Fp4(Fp4::Nv)),
+        ("f16", Encoding::Float(FloatDtype::F16)),
+        ("bf16", Encoding::Float(FloatDtype::Bf16)),
+        ("f32", Encoding::Float(FloatDtype::F32)),
+    ];
+    let values = floats(ROWS * COLS);
+    let mut payload = Vec::new();
+    for (name, encoding) in cases {
+        payload.clear();
+        encoding.encode(&values, &mut payload).unwrap();
+        // Several copies, so that the caches do not hold them.
+        let copies = (256 << 20) / payload.len() + 1;
+        let stack = payload.len().checked_mul(copies).map(|_| payload.clone()).unwrap();
+        let w = Matrix::new(encoding, ROWS, COLS, &stack).unwrap();
+        let (one, many) = (linear(fast, w, 1), linear(fast, w, 128));
+        let reference = linear(plain, w.slice_rows(0..256), 1) * (ROWS / 256) as f64;
+        let read = read_speed(&stack, fast.threads());
+        let speed = stack.len() as f64 / one;
+        println!(
+            "{name:8} decode {:6.1} GB/s, {:5.2} of a read loop, {:6.1}x reference; 128 tokens {:7.1} GMAC/s, {:5.1}x decode",
+            speed / 1e9,
+            speed / read,
+            reference / one,
+            (128 * ROWS * COLS) as f64 / many / 1e9,
+            128.0 * one / many,
+        );
+    }
+}
+
+fn attention(cpu: &Cpu, plain: &Cpu) {
+    let geo = KvGeometry { kv_heads: 2, head_dim: 128, page_tokens: 32, k: KvDtype::F16, v: KvDtype::F16 };
+    let (heads, context) = (16, 4096);
+    let pages: Vec<u32> = (0..context / 32).collect();
+    let pool = || Buffer::zeroed(pages.len() * geo.page_elements() * 2);
+    let (k, v) = (pool(), pool());
+    for tokens in [1, 64] {
+        let q = floats(tokens * heads * 128);
+        let mut out = vec![0.0; q.len()];
+        let first = context as usize - tokens;
+        let mut time = |cpu: &Cpu| seconds(|| cpu.attention(&geo, &k, &v, &pages, first, &q, heads, 0.1, &mut out));
+        let (fast, reference) = (time(cpu), time(plain));
+        let macs = (2 * tokens * heads * 128 * context as usize) as f64;
+        println!(
+            "attention over {context}, {tokens:2} tokens: {:.1} GMAC/s, {:.1}x reference",
+            macs / fast / 1e9,
+            reference / fast
+        );
+    }
+}
+
+fn delta(cpu: &Cpu, plain: &Cpu) {
+    let shape = DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128 };
+    for tokens in [1, 64] {
+        let qkv = floats(tokens * shape.qkv_width());
+        let gates = floats(tokens * 32);
+        let decay = vec![-0.5; 32];
+        let mut state = vec![0.0; 32 * 128 * 128];
+        let mut out = vec![0.0; tokens * shape.value_width()];
+        let mut scratch = DeltaScratch::default();
+        let mut time = |cpu: &Cpu| {
+            seconds(|| {
+                cpu.gated_delta(
+                    &shape, &mut scratch, &qkv, &gates, &gates, &decay, &decay, &mut state, &mut out,
+                );
+            })
+        };
+        let (fast, reference) = (time(cpu), time(plain));
+        println!(
+            "gated delta, {tokens:2} tokens: {:.2} us per token and head, {:.1}x reference",
+            fast * 1e6 / (tokens * 32) as f64,
+            reference / fast
+        );
+    }
+}
+
+fn main() {
+    // `cargo test` runs benches too, with this flag missing.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return;
+    }
+    let threads = default_threads();
+    let fast = Cpu::new(Isa::from_env().unwrap().unwrap_or_else(Isa::best), threads).unwrap();
+    let plain = Cpu::new(Isa::Reference, threads).unwrap();
+    println!("{fast:?}");
+    linears(&fast, &plain);
+    attention(&fast, &plain);
+    delta(&fast, &plain);
+}

@@ -1,0 +1,80 @@
+//! The device object: an instruction set, a thread pool and every operation of the forward pass.
+
+mod attention;
+mod delta;
+mod elementwise;
+mod linear;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::sync::Mutex;
+
+pub use delta::DeltaScratch;
+pub use linear::{LinearJob, Scratch};
+
+use crate::level::Level;
+use crate::pool::Pool;
+use crate::{Isa, KernelError};
+
+/// Pieces per thread that work is cut into, so that a thread which was interrupted does not hold up the others.
+const PIECES_PER_THREAD: usize = 4;
+
+/// The processor as the engine sees it. All methods are safe and parallel inside; calls from several threads take
+/// turns. Shapes are row-major with the last dimension contiguous.
+///
+/// Methods panic when the slices they are given do not have the documented shapes: that is a bug of the caller, never
+/// a matter of a file's or a user's input.
+pub struct Cpu {
+    isa: Isa,
+    level: Level,
+    pool: Pool,
+    /// States of the segments of a long attention.
+    segments: Mutex<Vec<f32>>,
+}
+
+impl Cpu {
+    /// A device that uses `isa` on `threads` threads, the caller's included. The threads start here and end when the
+    /// device is dropped.
+    ///
+    /// # Errors
+    /// If the machine lacks the instruction set, `threads` is 0, or a thread cannot be started.
+    pub fn new(isa: Isa, threads: usize) -> Result<Cpu, KernelError> {
+        let level = Level::detect(isa).ok_or_else(|| isa.unavailable())?;
+        Cpu::with_level(isa, level, threads)
+    }
+
+    fn with_level(isa: Isa, level: Level, threads: usize) -> Result<Cpu, KernelError> {
+        Ok(Cpu { isa, level, pool: Pool::new(threads)?, segments: Mutex::default() })
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Threads in use, the caller's included.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Calls `task` on ranges that cover `0..len`, in parallel. Ranges start at multiples of `unit` and hold at least
+    /// `least` items (but for the last), so that small work is not cut finer than it is worth.
+    fn split(&self, len: usize, unit: usize, least: usize, task: &(dyn Fn(Range<usize>) + Sync)) {
+        let size = self.piece(len, unit, least);
+        self.pool.run(len.div_ceil(size), &|piece| task(piece * size..len.min((piece + 1) * size)));
+    }
+
+    /// Items per piece of work, see [`Cpu::split`].
+    fn piece(&self, len: usize, unit: usize, least: usize) -> usize {
+        let pieces = if self.threads() == 1 { 1 } else { self.threads() * PIECES_PER_THREAD };
+        len.div_ceil(pieces).max(least).max(1).next_multiple_of(unit)
+    }
+}
+
+impl std::fmt::Debug for Cpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Cpu { isa, level, .. } = self;
+        write!(f, "Cpu {{ isa: {isa}, level: {level:?}, threads: {} }}", self.threads())
+    }
+}

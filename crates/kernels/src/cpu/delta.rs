@@ -1,0 +1,91 @@
+//! The gated delta rule over a run of tokens.
+
+use super::Cpu;
+use crate::reference::delta::{DeltaColumns, DeltaShape, NormalizeKeys, gates};
+use crate::scratch::{grown, with_local};
+use crate::shared::SharedMut;
+
+/// Value columns of one task: their state, 32 columns of a head, stays in the first-level cache while all tokens pass.
+const COLUMNS: usize = 32;
+
+/// Normalised keys and gates of a run, reused from call to call. Grows to the longest run and stays.
+#[derive(Debug, Default)]
+pub struct DeltaScratch {
+    keys: Vec<f32>,    // [tokens, q and k heads, key_dim]
+    decay: Vec<f32>,   // [tokens, value_heads]
+    beta: Vec<f32>,    // [tokens, value_heads]
+}
+
+impl Cpu {
+    /// The gated delta rule of one sequence's run, token after token; `state` is read and updated.
+    ///
+    /// Per token and value head: q and k are L2-normalised (eps 1e-6 on the sum), q then scaled by `1/sqrt(key_dim)`;
+    /// `decay = e^(neg_a·softplus(a + dt_bias))`, `beta = sigmoid(b)`; `S = S·decay`, `d = (v - Sᵀk)·beta`,
+    /// `S = S + k⊗d`, `out = Sᵀq`.
+    ///
+    /// `qkv` is `[tokens, q heads | k heads | v heads]` after convolution and SiLU, `a` and `b` are
+    /// `[tokens, value_heads]`, `neg_a` (which is -e^A_log) and `dt_bias` are `[value_heads]`, `state` is
+    /// `[value_heads, key_dim, value_dim]`, `out` is `[tokens, value_heads, value_dim]`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn gated_delta(
+        &self,
+        shape: &DeltaShape,
+        scratch: &mut DeltaScratch,
+        qkv: &[f32],
+        a: &[f32],
+        b: &[f32],
+        neg_a: &[f32],
+        dt_bias: &[f32],
+        state: &mut [f32],
+        out: &mut [f32],
+    ) {
+        let DeltaShape { key_heads, value_heads, key_dim, value_dim } = *shape;
+        assert!(key_heads > 0 && value_heads.is_multiple_of(key_heads), "value heads do not share key heads");
+        let tokens = a.len().checked_div(value_heads).unwrap_or(0);
+        assert_eq!(qkv.len(), tokens * shape.qkv_width(), "qkv is not [tokens, q | k | v]");
+        assert!(a.len() == b.len() && a.len() == tokens * value_heads, "gates are not [tokens, value_heads]");
+        assert!(neg_a.len() == value_heads && dt_bias.len() == value_heads, "one decay per value head");
+        assert_eq!(state.len(), value_heads * key_dim * value_dim, "state is not [value_heads, key_dim, value_dim]");
+        assert_eq!(out.len(), tokens * shape.value_width(), "output is not [tokens, value_heads, value_dim]");
+
+        self.normalize_keys(shape, qkv, grown(&mut scratch.keys, tokens * 2 * shape.key_width(), 0.0));
+        let decay = grown(&mut scratch.decay, a.len(), 0.0);
+        let beta = grown(&mut scratch.beta, a.len(), 0.0);
+        for (i, (decay, beta)) in decay.iter_mut().zip(&mut *beta).enumerate() {
+            let head = i % value_heads;
+            (*decay, *beta) = gates(a[i], b[i], neg_a[head], dt_bias[head]);
+        }
+
+        let (keys, decay, beta) = (&scratch.keys[..], &*decay, &*beta);
+        let state = SharedMut::new(state, value_dim);
+        let out = SharedMut::new(out, shape.value_width());
+        let blocks = value_dim.div_ceil(COLUMNS);
+        self.pool.run(value_heads * blocks, &|task| {
+            let (head, first) = (task / blocks, task % blocks * COLUMNS);
+            let columns = first..value_dim.min(first + COLUMNS);
+            let start = head * value_dim;
+            // SAFETY: every task has its own head and columns.
+            let (state, out) = unsafe {
+                (
+                    state.block(head * key_dim..(head + 1) * key_dim, columns.clone()),
+                    out.block(0..tokens, start + columns.start..start + columns.end),
+                )
+            };
+            with_local(|local| {
+                self.level.run(DeltaColumns { shape, head, first, keys, qkv, decay, beta, state, out, local });
+            });
+        });
+    }
+
+    fn normalize_keys(&self, shape: &DeltaShape, qkv: &[f32], keys: &mut [f32]) {
+        let (width, qkv_width) = (2 * shape.key_width(), shape.qkv_width());
+        let tokens = keys.len().checked_div(width).unwrap_or(0);
+        let keys = SharedMut::new(keys, width);
+        self.split(tokens, 1, 4, &|range| {
+            // SAFETY: ranges are disjoint.
+            let keys = unsafe { keys.block(range.clone(), 0..width) };
+            let qkv = &qkv[range.start * qkv_width..range.end * qkv_width];
+            self.level.run(NormalizeKeys { shape, qkv, keys });
+        });
+    }
+}

@@ -1,0 +1,230 @@
+//! Linear layers and embedding lookup.
+
+use super::Cpu;
+use crate::matrix::{Coding, Matrix, Weights};
+use crate::reference::affine::{Activations, AffineLinear, Packed};
+use crate::reference::float::{FloatLinear, decode_row};
+use crate::reference::quantize::Quantize;
+use crate::scratch::{grown, with_local};
+use crate::shared::SharedMut;
+use crate::simd::affine::{BLOCK, TILE_ROWS, TILE_TOKENS, passes};
+use crate::vector::{nibble_order, split_order};
+
+/// Jobs whose outputs are shared out in one dispatch.
+const MAX_JOBS: usize = 8;
+
+/// Weights below which one thread is faster than waking others.
+const LEAST_WEIGHTS: usize = 1 << 16;
+
+/// One linear layer of a [`Cpu::linear`] call: `out = x·Wᵀ`.
+pub struct LinearJob<'a> {
+    /// The weights `[w.rows, w.cols]`.
+    pub w: Matrix<'a>,
+    /// The outputs `[tokens, w.rows]`.
+    pub out: &'a mut [f32],
+}
+
+/// Quantised activations, reused from call to call. Grows to the largest call and stays.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// By block width: 16, 32, 64.
+    sets: [ActivationSet; 3],
+}
+
+/// Activations in blocks of one width, see [`Activations`].
+#[derive(Debug, Default)]
+struct ActivationSet {
+    codes: Vec<i8>,
+    sums: Vec<i32>,
+    scales: Vec<f32>,
+    weighted: Vec<f32>,
+    nibble: Vec<[i8; 64]>,
+    split: Vec<[i8; 64]>,
+}
+
+/// What the matrices of a call need of one block width.
+#[derive(Debug, Clone, Copy, Default)]
+struct Needs {
+    any: bool,
+    nibble: bool,
+    split: bool,
+}
+
+impl Cpu {
+    /// Several linear layers on the same input in one dispatch: every job's `out = x·Wᵀ` for `x` `[tokens, cols]`.
+    ///
+    /// Float weights: every output is a sixteen-lane dot product. Quantised weights: `x` is quantised per row in blocks
+    /// of `min(64, group)` columns and products are integers inside a block.
+    pub fn linear(&self, scratch: &mut Scratch, x: &[f32], jobs: &mut [LinearJob<'_>]) {
+        for jobs in jobs.chunks_mut(MAX_JOBS) {
+            self.linear_jobs(scratch, x, jobs);
+        }
+    }
+
+    fn linear_jobs(&self, scratch: &mut Scratch, x: &[f32], jobs: &mut [LinearJob<'_>]) {
+        let cols = jobs.first().map_or(0, |job| job.w.cols);
+        if cols == 0 || x.is_empty() {
+            jobs.iter_mut().for_each(|job| job.out.fill(0.0));
+            return;
+        }
+        let tokens = x.len() / cols;
+        assert_eq!(tokens * cols, x.len(), "input is not rows of {cols}");
+        self.quantize(scratch, x, cols, jobs);
+        let sets = &scratch.sets;
+        let activations = |block: usize| sets[set_index(block)].view(tokens, cols, block);
+
+        let mut weights = [None; MAX_JOBS];
+        let mut outs = [const { None }; MAX_JOBS];
+        for ((job, weight), out) in jobs.iter_mut().zip(&mut weights).zip(&mut outs) {
+            assert_eq!(job.w.cols, cols, "all matrices of a call read the same input");
+            assert_eq!(job.out.len(), tokens * job.w.rows, "output is not [tokens, rows]");
+            *weight = Some(job.w);
+            *out = Some(SharedMut::new(job.out, job.w.rows));
+        }
+        let jobs = || weights.iter().flatten().zip(outs.iter().flatten());
+
+        let rows = jobs().map(|(w, _)| w.rows).sum();
+        let size = self.piece(rows, TILE_ROWS, LEAST_WEIGHTS.div_ceil(cols * tokens));
+        let pieces = jobs().map(|(w, _)| w.rows.div_ceil(size)).sum();
+        self.pool.run(pieces, &|mut piece| {
+            for (w, out) in jobs() {
+                let count = w.rows.div_ceil(size);
+                if piece >= count {
+                    piece -= count;
+                    continue;
+                }
+                let range = piece * size..w.rows.min((piece + 1) * size);
+                // SAFETY: every piece is another job or another range of its output columns.
+                let out = unsafe { out.block(0..tokens, range.clone()) };
+                if let Weights::Float { dtype, data } = w.slice_rows(range.clone()).weights {
+                    self.level.run(FloatLinear { dtype, data, cols, x, out });
+                } else if let Some(weights) = w.quantized() {
+                    let (first_row, x) = (range.start, activations(weights.block()));
+                    with_local(|local| self.level.run(AffineLinear { weights, first_row, x, out, local }));
+                }
+                return;
+            }
+        });
+    }
+
+    /// Fills the activation sets that the quantised matrices of a call read.
+    fn quantize(&self, scratch: &mut Scratch, x: &[f32], cols: usize, jobs: &[LinearJob<'_>]) {
+        let mut needs = [Needs::default(); 3];
+        for matrix in jobs.iter().filter_map(|job| job.w.quantized()) {
+            let need = &mut needs[set_index(matrix.block())];
+            let nibble = matches!(matrix.coding, Coding::Fp4 | Coding::Affine { bits: 4, .. });
+            need.any = true;
+            need.nibble |= nibble;
+            need.split |= !nibble;
+        }
+        for ((set, need), block) in scratch.sets.iter_mut().zip(needs).zip([16, 32, 64]) {
+            if need.any {
+                self.quantize_set(set, x, cols, block);
+                if x.len() / cols < TILE_TOKENS {
+                    set.pack(x.len() / cols, cols, block, need);
+                }
+            }
+        }
+    }
+
+    fn quantize_set(&self, set: &mut ActivationSet, x: &[f32], cols: usize, block: usize) {
+        let (tokens, blocks) = (x.len() / cols, cols / block);
+        let codes = SharedMut::new(grown(&mut set.codes, tokens * cols, 0), cols);
+        let sums = SharedMut::new(grown(&mut set.sums, tokens * blocks, 0), blocks);
+        let scales = SharedMut::new(grown(&mut set.scales, tokens * blocks, 0.0), blocks);
+        let weighted = SharedMut::new(grown(&mut set.weighted, tokens * blocks, 0.0), blocks);
+        self.split(tokens, 1, LEAST_WEIGHTS / cols, &|range| {
+            for token in range {
+                let row = token..token + 1;
+                // SAFETY: every token is its own row of all four.
+                let (mut codes, mut sums, mut scales, mut weighted) = unsafe {
+                    (
+                        codes.block(row.clone(), 0..cols),
+                        sums.block(row.clone(), 0..blocks),
+                        scales.block(row.clone(), 0..blocks),
+                        weighted.block(row, 0..blocks),
+                    )
+                };
+                self.level.run(Quantize {
+                    x: &x[token * cols..][..cols],
+                    block,
+                    codes: codes.row_mut(0),
+                    sums: sums.row_mut(0),
+                    scales: scales.row_mut(0),
+                    weighted: weighted.row_mut(0),
+                });
+            }
+        });
+    }
+
+    /// Decoded rows of an embedding table: `out[i, :] = table[ids[i], :]`, `out` `[ids, cols]`. Quantised rows decode to
+    /// `code·scale + bias`, rounded after each of the two operations.
+    ///
+    /// # Panics
+    /// If an id is not a row of the table.
+    pub fn embed(&self, table: Matrix<'_>, ids: &[u32], out: &mut [f32]) {
+        assert_eq!(out.len(), ids.len() * table.cols, "output is not [ids, cols]");
+        let rows = SharedMut::new(out, table.cols);
+        self.split(ids.len(), 1, LEAST_WEIGHTS.div_ceil(table.cols.max(1)), &|range| {
+            for index in range {
+                let id = ids[index] as usize;
+                assert!(id < table.rows, "token id {id} of a table of {}", table.rows);
+                // SAFETY: every index is its own row.
+                let mut row = unsafe { rows.block(index..index + 1, 0..table.cols) };
+                with_local(|local| decode_row(&table, id, row.row_mut(0), local));
+            }
+        });
+    }
+}
+
+/// Place of a block width in [`Scratch::sets`].
+fn set_index(block: usize) -> usize {
+    match block {
+        16 => 0,
+        32 => 1,
+        _ => 2,
+    }
+}
+
+impl ActivationSet {
+    fn view(&self, tokens: usize, cols: usize, block: usize) -> Activations<'_> {
+        let blocks = tokens * cols / block;
+        Activations {
+            tokens,
+            cols,
+            block,
+            codes: &self.codes[..tokens * cols],
+            packed: Packed { nibble: &self.nibble, split: &self.split },
+            sums: &self.sums[..blocks],
+            scales: &self.scales[..blocks],
+            weighted: &self.weighted[..blocks],
+        }
+    }
+
+    /// Permutes the codes for the row kernels.
+    fn pack(&mut self, tokens: usize, cols: usize, block: usize, need: Needs) {
+        let wide = cols.div_ceil(BLOCK);
+        let len = tokens * passes(block) * wide;
+        let nibble = grown(&mut self.nibble, if need.nibble { len } else { 0 }, [0; 64]);
+        let split = grown(&mut self.split, if need.split { len } else { 0 }, [0; 64]);
+        for (token, codes) in self.codes.chunks_exact(cols).take(tokens).enumerate() {
+            for pass in 0..passes(block) {
+                for (i, columns) in codes.chunks(BLOCK).enumerate() {
+                    let mut natural = [0; BLOCK];
+                    natural[..columns.len()].copy_from_slice(columns);
+                    if passes(block) == 2 {
+                        // Keep the first or the second 16 of every 32 columns.
+                        natural.chunks_exact_mut(16).skip(1 - pass).step_by(2).for_each(|x| x.fill(0));
+                    }
+                    let index = (token * passes(block) + pass) * wide + i;
+                    if need.nibble {
+                        nibble[index] = nibble_order(&natural);
+                    }
+                    if need.split {
+                        split[index] = split_order(&natural);
+                    }
+                }
+            }
+        }
+    }
+}

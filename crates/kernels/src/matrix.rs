@@ -1,0 +1,261 @@
+//! Weight matrices as the kernels read them: views into a file's payload, never copied.
+
+use std::ops::Range;
+
+use basert_quant::{Encoding, FloatDtype, Fp4, ScaleDtype};
+
+use crate::KernelError;
+
+/// A weight matrix `[rows, cols]`, row-major: `y = W·x` has `rows` outputs.
+#[derive(Debug, Clone, Copy)]
+pub struct Matrix<'a> {
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// The elements. [`Matrix::new`] makes their regions fit the shape; a matrix built by hand must too, or the
+    /// operations panic.
+    pub weights: Weights<'a>,
+}
+
+/// The elements of a matrix in their stored form. Regions hold whole rows one after the other.
+#[derive(Debug, Clone, Copy)]
+pub enum Weights<'a> {
+    /// Plain little-endian floats of any alignment.
+    Float {
+        /// Element type.
+        dtype: FloatDtype,
+        /// `rows·cols` elements.
+        data: &'a [u8],
+    },
+    /// Unsigned codes, `code·scale + bias`.
+    Affine {
+        /// Bits per code: 2, 3, 4, 5, 6 or 8.
+        bits: u32,
+        /// Elements per scale: 16, 32 or a multiple of 64.
+        group: usize,
+        /// Format of scales and biases.
+        scale: ScaleDtype,
+        /// The bias is `-2^(bits-1)·scale` and not stored.
+        symmetric: bool,
+        /// Packed codes.
+        codes: &'a [u8],
+        /// `rows·cols/group` scales.
+        scales: &'a [u8],
+        /// As many biases; empty when symmetric.
+        biases: &'a [u8],
+    },
+    /// 4-bit floats.
+    Fp4 {
+        /// Which of the two.
+        kind: Fp4,
+        /// Packed codes.
+        codes: &'a [u8],
+        /// One byte per group.
+        scales: &'a [u8],
+    },
+}
+
+impl<'a> Matrix<'a> {
+    /// A matrix over a tensor's whole payload (codes, scales, biases).
+    ///
+    /// # Errors
+    /// If the payload's length is not that of the shape, or the encoding has no kernel: GGUF super-blocks, groups other
+    /// than 16, 32 and multiples of 64, and groups that straddle rows. Such weights can be decoded to f32.
+    pub fn new(
+        encoding: Encoding,
+        rows: usize,
+        cols: usize,
+        payload: &'a [u8],
+    ) -> Result<Matrix<'a>, KernelError> {
+        let elements = rows.checked_mul(cols).ok_or(KernelError::TooLarge { rows, cols })?;
+        let group = encoding.group();
+        if let Encoding::Super(kind) = encoding {
+            return Err(KernelError::Encoding { encoding: kind.name() });
+        }
+        if matches!(encoding, Encoding::Affine { .. }) && !(matches!(group, 16 | 32) || group % 64 == 0) {
+            return Err(KernelError::Group { group });
+        }
+        if group == 0 || !cols.is_multiple_of(group) {
+            return Err(KernelError::Straddle { cols, group });
+        }
+        let regions = encoding.regions(elements as u64)?;
+        let expected = encoding.payload_len(elements as u64)?;
+        if payload.len() as u64 != expected {
+            return Err(KernelError::Payload { rows, cols, expected, found: payload.len() as u64 });
+        }
+        // The regions sum to the length of a slice, so each fits usize.
+        let (codes, rest) = payload.split_at(regions.codes as usize);
+        let (scales, biases) = rest.split_at(regions.scales as usize);
+        let weights = match encoding {
+            Encoding::Float(dtype) => Weights::Float { dtype, data: codes },
+            Encoding::Affine { bits, group, scale, symmetric } => {
+                Weights::Affine { bits, group, scale, symmetric, codes, scales, biases }
+            }
+            Encoding::Fp4(kind) => Weights::Fp4 { kind, codes, scales },
+            Encoding::Super(kind) => return Err(KernelError::Encoding { encoding: kind.name() }),
+        };
+        Ok(Matrix { rows, cols, weights })
+    }
+
+    /// The given rows as a matrix of their own, for example one expert of a stack `[experts·out, in]`.
+    ///
+    /// # Panics
+    /// If the range is not inside the matrix.
+    pub fn slice_rows(&self, range: Range<usize>) -> Matrix<'a> {
+        assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
+        let cut = |region: &'a [u8], row_bytes: usize| &region[range.start * row_bytes..range.end * row_bytes];
+        let weights = match self.weights {
+            Weights::Float { dtype, data } => {
+                Weights::Float { dtype, data: cut(data, self.cols * dtype.bytes()) }
+            }
+            Weights::Affine { bits, group, scale, symmetric, codes, scales, biases } => {
+                let scale_bytes = self.cols / group * scale.bytes();
+                Weights::Affine {
+                    bits,
+                    group,
+                    scale,
+                    symmetric,
+                    codes: cut(codes, self.cols / 8 * bits as usize),
+                    scales: cut(scales, scale_bytes),
+                    biases: cut(biases, if symmetric { 0 } else { scale_bytes }),
+                }
+            }
+            Weights::Fp4 { kind, codes, scales } => Weights::Fp4 {
+                kind,
+                codes: cut(codes, self.cols / 2),
+                scales: cut(scales, self.cols / kind.group()),
+            },
+        };
+        Matrix { rows: range.len(), cols: self.cols, weights }
+    }
+
+    /// The integer form, if the weights are quantised.
+    pub(crate) fn quantized(&self) -> Option<Quantized<'a>> {
+        let cols = self.cols;
+        match self.weights {
+            Weights::Float { .. } => None,
+            Weights::Affine { bits, group, scale, symmetric, codes, scales, biases } => {
+                let coding = Coding::Affine { bits, symmetric };
+                Some(Quantized {
+                    cols,
+                    group,
+                    coding,
+                    scale: ScaleFormat::Affine(scale),
+                    codes,
+                    scales,
+                    biases,
+                })
+            }
+            Weights::Fp4 { kind, codes, scales } => Some(Quantized {
+                cols,
+                group: kind.group(),
+                coding: Coding::Fp4,
+                scale: ScaleFormat::Fp4(kind),
+                codes,
+                scales,
+                biases: &[],
+            }),
+        }
+    }
+}
+
+/// A quantised matrix in the one form that the integer kernels know: unsigned codes `q`, and per group a scale `s` and
+/// a bias `b`, element `q·s + b`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Quantized<'a> {
+    pub cols: usize,
+    /// Elements per scale.
+    pub group: usize,
+    pub coding: Coding,
+    pub scale: ScaleFormat,
+    pub codes: &'a [u8],
+    pub scales: &'a [u8],
+    /// Stored biases; empty where the bias follows from the scale.
+    pub biases: &'a [u8],
+}
+
+/// How stored codes become `q`, and `b` follows from the scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Coding {
+    /// The codes themselves.
+    Affine {
+        /// Bits per code.
+        bits: u32,
+        /// `b = -2^(bits-1)·s`.
+        symmetric: bool,
+    },
+    /// Doubled E2M1 values plus 12, so `s` is half the stored scale and `b = -12·s`.
+    Fp4,
+}
+
+/// How stored scales are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScaleFormat {
+    Affine(ScaleDtype),
+    Fp4(Fp4),
+}
+
+/// `q` of each E2M1 code: 12 plus twice its value.
+pub(crate) const FP4_CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+
+impl<'a> Quantized<'a> {
+    /// Columns per activation block.
+    pub fn block(&self) -> usize {
+        self.group.min(64)
+    }
+
+    /// Scales per row.
+    pub fn groups(&self) -> usize {
+        self.cols / self.group
+    }
+
+    /// Packed bits per code.
+    pub fn bits(&self) -> usize {
+        match self.coding {
+            Coding::Affine { bits, .. } => bits as usize,
+            Coding::Fp4 => 4,
+        }
+    }
+
+    /// Bytes of the packed codes of one row.
+    pub fn row_bytes(&self) -> usize {
+        self.cols / 8 * self.bits()
+    }
+
+    /// Packed codes of one row.
+    pub fn row(&self, row: usize) -> &'a [u8] {
+        &self.codes[row * self.row_bytes()..][..self.row_bytes()]
+    }
+
+    /// `b / s` where biases are not stored.
+    pub fn bias_factor(&self) -> Option<f32> {
+        match self.coding {
+            Coding::Affine { symmetric: false, .. } => None,
+            Coding::Affine { bits, symmetric: true } => Some(-((1u32 << (bits - 1)) as f32)),
+            Coding::Fp4 => Some(-12.0),
+        }
+    }
+
+    /// `s` and `b` of group `group` of row `row`.
+    pub fn scale_and_bias(&self, row: usize, group: usize) -> (f32, f32) {
+        let index = row * self.groups() + group;
+        let s = self.scale.get(self.scales, index);
+        let b = match self.bias_factor() {
+            Some(factor) => factor * s,
+            None => self.scale.get(self.biases, index),
+        };
+        (s, b)
+    }
+}
+
+impl ScaleFormat {
+    /// `s` at position `index` of a region (or a stored bias, which is read alike).
+    pub fn get(self, region: &[u8], index: usize) -> f32 {
+        match self {
+            // The error case is an index outside the region, which the slicing below reports as the bug it is.
+            ScaleFormat::Affine(dtype) => dtype.get(&region[index * dtype.bytes()..], 0).unwrap_or(f32::NAN),
+            ScaleFormat::Fp4(kind) => kind.scale(region[index]) * 0.5,
+        }
+    }
+}

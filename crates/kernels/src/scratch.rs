@@ -1,0 +1,33 @@
+//! Scratch memory of a thread, reused from task to task.
+
+use std::cell::RefCell;
+
+/// One thread's scratch. It grows to the largest task and stays.
+#[derive(Default)]
+pub(crate) struct Local {
+    pub bytes: Vec<u8>,
+    pub tile: Vec<[u8; 64]>,
+    pub scales: Vec<[f32; 16]>,
+    pub biases: Vec<[f32; 16]>,
+    pub floats: Vec<f32>,
+}
+
+thread_local! {
+    static LOCAL: RefCell<Local> = RefCell::default();
+}
+
+/// Runs a task with this thread's scratch.
+///
+/// # Panics
+/// If a task calls it again.
+pub(crate) fn with_local<T>(task: impl FnOnce(&mut Local) -> T) -> T {
+    LOCAL.with_borrow_mut(task)
+}
+
+/// The first `len` elements of `buffer`, grown if it is too short. Their values are whatever was left there.
+pub(crate) fn grown<T: Copy>(buffer: &mut Vec<T>, len: usize, zero: T) -> &mut [T] {
+    if buffer.len() < len {
+        buffer.resize(len, zero);
+    }
+    &mut buffer[..len]
+}

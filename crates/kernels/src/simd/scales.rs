@@ -1,0 +1,173 @@
+//! Scales and biases of a tile of rows, decoded and transposed so that rows are lanes.
+
+use basert_quant::{Fp4, ScaleDtype};
+
+use super::affine::TILE_ROWS;
+use crate::matrix::{Quantized, ScaleFormat};
+use crate::vector::Simd;
+
+/// Groups that are decoded together.
+pub(crate) const PANEL: usize = 8;
+
+/// `s` and `b` of up to [`PANEL`] groups: one vector per group, lane r for row r of the tile.
+pub(crate) struct Panel {
+    pub scales: [[f32; TILE_ROWS]; PANEL],
+    pub biases: [[f32; TILE_ROWS]; PANEL],
+}
+
+impl Panel {
+    #[inline(always)]
+    pub fn new() -> Panel {
+        Panel { scales: [[0.0; TILE_ROWS]; PANEL], biases: [[0.0; TILE_ROWS]; PANEL] }
+    }
+
+    /// Decodes `count` groups from group `first` on of the given rows.
+    #[inline(always)]
+    pub fn decode<S: Simd>(
+        &mut self,
+        simd: S,
+        w: &Quantized<'_>,
+        rows: &[usize; TILE_ROWS],
+        first: usize,
+        count: usize,
+    ) {
+        decode(simd, w, w.scales, rows, first, &mut self.scales[..count]);
+        match w.bias_factor() {
+            None => decode(simd, w, w.biases, rows, first, &mut self.biases[..count]),
+            Some(factor) => {
+                let factor = simd.splat(factor);
+                for (s, b) in self.scales.iter().zip(&mut self.biases).take(count) {
+                    simd.store(simd.mul(factor, simd.load(s)), b);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn decode<S: Simd>(
+    simd: S,
+    w: &Quantized<'_>,
+    region: &[u8],
+    rows: &[usize; TILE_ROWS],
+    first: usize,
+    out: &mut [[f32; TILE_ROWS]],
+) {
+    let bf16 = match w.scale {
+        ScaleFormat::Affine(ScaleDtype::Bf16) => true,
+        ScaleFormat::Affine(ScaleDtype::F16) => false,
+        ScaleFormat::Affine(ScaleDtype::E8m0 | ScaleDtype::E4m3) | ScaleFormat::Fp4(Fp4::Mx | Fp4::Nv) => {
+            return decode_bytes(w, region, rows, first, out);
+        }
+    };
+    let columns = transposed(region, w.groups(), rows, first, out.len());
+    for (column, out) in columns.iter().zip(out) {
+        let values = if bf16 { simd.load_bf16(column) } else { simd.load_f16(column) };
+        simd.store(values, out);
+    }
+}
+
+/// One-byte scales, one at a time.
+fn decode_bytes(
+    w: &Quantized<'_>,
+    region: &[u8],
+    rows: &[usize; TILE_ROWS],
+    first: usize,
+    out: &mut [[f32; TILE_ROWS]],
+) {
+    for (lane, row) in rows.iter().enumerate() {
+        let start = row * w.groups() + first;
+        for (group, out) in out.iter_mut().enumerate() {
+            out[lane] = w.scale.get(region, start + group);
+        }
+    }
+}
+
+/// Two-byte scales of `count` groups: row r's scale of a group is the r-th pair of bytes of the group's column.
+#[inline(always)]
+fn transposed(
+    region: &[u8],
+    groups: usize,
+    rows: &[usize; TILE_ROWS],
+    first: usize,
+    count: usize,
+) -> [[u8; 2 * TILE_ROWS]; PANEL] {
+    let mut lines = [[0u8; 2 * PANEL]; TILE_ROWS];
+    for (line, row) in lines.iter_mut().zip(rows) {
+        let start = 2 * (row * groups + first);
+        if count == PANEL {
+            // A length that the compiler knows is one load.
+            *line = region[start..].as_chunks().0[0];
+        } else {
+            line[..2 * count].copy_from_slice(&region[start..][..2 * count]);
+        }
+    }
+    transpose(&lines)
+}
+
+/// Transposes 16 rows of 8 two-byte values.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn transpose(lines: &[[u8; 2 * PANEL]; TILE_ROWS]) -> [[u8; 2 * TILE_ROWS]; PANEL] {
+    use std::arch::x86_64::*;
+    let mut out = [[0; 2 * TILE_ROWS]; PANEL];
+    for half in 0..2 {
+        // SAFETY: SSE2 is part of x86-64; every load reads one 16-byte line and every store writes one half of a
+        // 32-byte column.
+        unsafe {
+            let r: [__m128i; 8] =
+                std::array::from_fn(|i| _mm_loadu_si128(lines[8 * half + i].as_ptr().cast()));
+            // Pairs of rows, then fours, then eights, interleaved value by value.
+            let a: [__m128i; 8] = [
+                _mm_unpacklo_epi16(r[0], r[1]),
+                _mm_unpackhi_epi16(r[0], r[1]),
+                _mm_unpacklo_epi16(r[2], r[3]),
+                _mm_unpackhi_epi16(r[2], r[3]),
+                _mm_unpacklo_epi16(r[4], r[5]),
+                _mm_unpackhi_epi16(r[4], r[5]),
+                _mm_unpacklo_epi16(r[6], r[7]),
+                _mm_unpackhi_epi16(r[6], r[7]),
+            ];
+            for part in 0..2 {
+                let fours = [
+                    _mm_unpacklo_epi32(a[part], a[2 + part]),
+                    _mm_unpackhi_epi32(a[part], a[2 + part]),
+                    _mm_unpacklo_epi32(a[4 + part], a[6 + part]),
+                    _mm_unpackhi_epi32(a[4 + part], a[6 + part]),
+                ];
+                let columns = [
+                    _mm_unpacklo_epi64(fours[0], fours[2]),
+                    _mm_unpackhi_epi64(fours[0], fours[2]),
+                    _mm_unpacklo_epi64(fours[1], fours[3]),
+                    _mm_unpackhi_epi64(fours[1], fours[3]),
+                ];
+                for (i, column) in columns.into_iter().enumerate() {
+                    _mm_storeu_si128(out[4 * part + i].as_mut_ptr().add(16 * half).cast(), column);
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Transposes 16 rows of 8 two-byte values.
+#[cfg(not(target_arch = "x86_64"))]
+fn transpose(lines: &[[u8; 2 * PANEL]; TILE_ROWS]) -> [[u8; 2 * TILE_ROWS]; PANEL] {
+    std::array::from_fn(|group| std::array::from_fn(|i| lines[i / 2][2 * group + i % 2]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_become_lanes() {
+        let lines = std::array::from_fn(|row| std::array::from_fn(|i| (16 * row + i) as u8));
+        let columns = transpose(&lines);
+        for (group, column) in columns.iter().enumerate() {
+            for row in 0..TILE_ROWS {
+                assert_eq!(column[2 * row..][..2], lines[row][2 * group..][..2]);
+            }
+        }
+    }
+}

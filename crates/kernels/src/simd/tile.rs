@@ -1,0 +1,209 @@
+//! Quantised linear layers for many tokens: weights are unpacked once per sixteen rows and reused.
+//!
+//! A tile's codes are interleaved in units of four columns of all sixteen rows, so that one multiply-add instruction
+//! meets four broadcast activations and rows are lanes from the start: no horizontal sums at all.
+
+use super::affine::{BLOCK, TILE_ROWS, tile_rows, unpack};
+use super::scales::{PANEL, Panel};
+use crate::matrix::{Coding, FP4_CODES, Quantized};
+use crate::reference::affine::{Activations, AffineLinear};
+use crate::scratch::grown;
+use crate::vector::{Simd, padded};
+
+/// Columns of a unit.
+const UNIT: usize = 4;
+
+/// Tokens that share a walk over the tile.
+const TOKENS: usize = 2;
+
+/// One unit: byte `4·row + column`.
+type Unit = [u8; UNIT * TILE_ROWS];
+
+/// The unpacked weights of sixteen rows.
+#[derive(Clone, Copy)]
+struct Tile<'a> {
+    units: &'a [Unit],                 // [cols / UNIT]
+    scales: &'a [[f32; TILE_ROWS]],    // [groups]
+    biases: &'a [[f32; TILE_ROWS]],    // [groups]
+    /// Activation blocks per group.
+    blocks_per_group: usize,
+}
+
+/// See [`AffineLinear`].
+#[inline(always)]
+pub(crate) fn affine_tiles<S: Simd>(s: S, mut a: AffineLinear<'_>) {
+    let (w, x) = (a.weights, a.x);
+    let rows = a.out.width();
+    let units = grown(&mut a.local.tile, w.cols.next_multiple_of(BLOCK) / UNIT, [0; UNIT * TILE_ROWS]);
+    let scales = grown(&mut a.local.scales, w.groups(), [0.0; TILE_ROWS]);
+    let biases = grown(&mut a.local.biases, w.groups(), [0.0; TILE_ROWS]);
+    for first in (0..rows).step_by(TILE_ROWS) {
+        let count = TILE_ROWS.min(rows - first);
+        let numbers = tile_rows(a.first_row + first, count);
+        unpack_tile(s, &w, &numbers, units);
+        unpack_scales(s, &w, &numbers, scales, biases);
+        let tile = Tile { units, scales, biases, blocks_per_group: w.group / x.block };
+        for token in (0..x.tokens).step_by(TOKENS) {
+            // An odd last token is computed twice.
+            let tokens = [token, (token + 1).min(x.tokens - 1)];
+            let acc = match w.bits() {
+                8 => token_pair::<S, true>(s, tile, &x, tokens),
+                _ => token_pair::<S, false>(s, tile, &x, tokens),
+            };
+            for (token, acc) in tokens.into_iter().zip(acc) {
+                let mut lanes = [0.0; TILE_ROWS];
+                s.store(acc, &mut lanes);
+                a.out.row_mut(token)[first..first + count].copy_from_slice(&lanes[..count]);
+            }
+        }
+    }
+}
+
+/// The sixteen outputs of each of two tokens.
+#[inline(always)]
+fn token_pair<S: Simd, const WIDE: bool>(
+    s: S,
+    tile: Tile<'_>,
+    x: &Activations<'_>,
+    tokens: [usize; TOKENS],
+) -> [S::F; TOKENS] {
+    let blocks = x.cols / x.block;
+    let mut codes = [&[][..]; TOKENS];
+    for (codes, token) in codes.iter_mut().zip(tokens) {
+        *codes = x.codes[token * x.cols..][..x.cols].as_chunks::<UNIT>().0;
+    }
+    let mut acc = [s.splat(0.0); TOKENS];
+    for block in 0..blocks {
+        let units = block * x.block / UNIT..(block + 1) * x.block / UNIT;
+        let (pairs, _) = tile.units[units.clone()].as_chunks::<2>();
+        let mut sums = [s.zero_sums(); TOKENS];
+        let first = codes[0][units.clone()].as_chunks::<2>().0;
+        let second = codes[1][units].as_chunks::<2>().0;
+        for ((pair, first), second) in pairs.iter().zip(first).zip(second) {
+            let weights = [s.bytes(&pair[0]), s.bytes(&pair[1])];
+            if WIDE {
+                sums[0] = s.tile_bytes(sums[0], weights, *first);
+                sums[1] = s.tile_bytes(sums[1], weights, *second);
+            } else {
+                sums[0] = s.tile_codes(sums[0], weights, *first);
+                sums[1] = s.tile_codes(sums[1], weights, *second);
+            }
+        }
+        let group = block / tile.blocks_per_group;
+        let (scale, bias) = (s.load(&tile.scales[group]), s.load(&tile.biases[group]));
+        for t in 0..TOKENS {
+            let index = tokens[t] * blocks + block;
+            let offset = if WIDE { S::CODE_OFFSET * x.sums[index] } else { 0 };
+            let scaled = s.mul(s.sums_to_f32(sums[t], offset), s.splat(x.scales[index]));
+            acc[t] = s.fma(scaled, scale, acc[t]);
+            acc[t] = s.fma(s.splat(x.weighted[index]), bias, acc[t]);
+        }
+    }
+    acc
+}
+
+#[inline(always)]
+fn unpack_scales<S: Simd>(
+    s: S,
+    w: &Quantized<'_>,
+    numbers: &[usize; TILE_ROWS],
+    scales: &mut [[f32; TILE_ROWS]],
+    biases: &mut [[f32; TILE_ROWS]],
+) {
+    let mut panel = Panel::new();
+    for first in (0..w.groups()).step_by(PANEL) {
+        let count = PANEL.min(w.groups() - first);
+        panel.decode(s, w, numbers, first, count);
+        scales[first..first + count].copy_from_slice(&panel.scales[..count]);
+        biases[first..first + count].copy_from_slice(&panel.biases[..count]);
+    }
+}
+
+/// Unpacks and interleaves the codes of sixteen rows.
+#[inline(always)]
+fn unpack_tile<S: Simd>(s: S, w: &Quantized<'_>, numbers: &[usize; TILE_ROWS], units: &mut [Unit]) {
+    let bytes = BLOCK / 8 * w.bits();
+    for (block, units) in units.as_chunks_mut::<{ BLOCK / UNIT }>().0.iter_mut().enumerate() {
+        let mut codes = [[0; BLOCK]; TILE_ROWS];
+        for (codes, number) in codes.iter_mut().zip(numbers) {
+            let packed = &w.codes[number * w.row_bytes() + block * bytes..];
+            // As in the row kernel, columns behind the row's end are never used.
+            if packed.len() >= BLOCK {
+                unpack_block(s, w, packed, codes);
+            } else {
+                unpack_block(s, w, &padded::<u8, BLOCK>(packed, 0), codes);
+            }
+        }
+        interleave(&codes, units);
+    }
+}
+
+/// 64 codes of one row; `packed` has at least 64 bytes.
+#[inline(always)]
+fn unpack_block<S: Simd>(s: S, w: &Quantized<'_>, packed: &[u8], codes: &mut [u8; BLOCK]) {
+    if w.bits() == 8 {
+        *codes = packed.as_chunks().0[0];
+        return;
+    }
+    for (codes, word) in codes.as_chunks_mut::<8>().0.iter_mut().zip(unpack(s, packed, w.bits())) {
+        *codes = word.to_le_bytes();
+    }
+    if w.coding == Coding::Fp4 {
+        s.store_bytes(s.lookup(s.bytes(codes), &FP4_CODES), codes);
+    }
+}
+
+/// Transposes a block of four-byte units.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn interleave(codes: &[[u8; BLOCK]; TILE_ROWS], units: &mut [Unit; BLOCK / UNIT]) {
+    use std::arch::x86_64::*;
+    for row in (0..TILE_ROWS).step_by(4) {
+        for unit in (0..BLOCK / UNIT).step_by(4) {
+            // SAFETY: SSE2 is part of x86-64. The loads read 16 bytes from column 4·unit <= 48 on of four 64-byte rows,
+            // the stores write 16 bytes from byte 4·row <= 48 on of four 64-byte units.
+            unsafe {
+                let load = |r: usize| _mm_loadu_si128(codes[row + r].as_ptr().add(UNIT * unit).cast());
+                let (a, b, c, d) = (load(0), load(1), load(2), load(3));
+                let (low, high) = (_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b));
+                let (low2, high2) = (_mm_unpacklo_epi32(c, d), _mm_unpackhi_epi32(c, d));
+                let columns = [
+                    _mm_unpacklo_epi64(low, low2),
+                    _mm_unpackhi_epi64(low, low2),
+                    _mm_unpacklo_epi64(high, high2),
+                    _mm_unpackhi_epi64(high, high2),
+                ];
+                for (i, column) in columns.into_iter().enumerate() {
+                    _mm_storeu_si128(units[unit + i].as_mut_ptr().add(UNIT * row).cast(), column);
+                }
+            }
+        }
+    }
+}
+
+/// Transposes a block of four-byte units.
+#[cfg(not(target_arch = "x86_64"))]
+fn interleave(codes: &[[u8; BLOCK]; TILE_ROWS], units: &mut [Unit; BLOCK / UNIT]) {
+    for (row, codes) in codes.iter().enumerate() {
+        for (unit, four) in units.iter_mut().zip(codes.as_chunks::<UNIT>().0) {
+            unit[UNIT * row..][..UNIT].copy_from_slice(four);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unit_holds_four_columns_of_every_row() {
+        let codes = std::array::from_fn(|row| std::array::from_fn(|column| (row * 16 + column) as u8));
+        let mut units = [[0; UNIT * TILE_ROWS]; BLOCK / UNIT];
+        interleave(&codes, &mut units);
+        for (row, codes) in codes.iter().enumerate() {
+            for (column, code) in codes.iter().enumerate() {
+                assert_eq!(units[column / UNIT][UNIT * row + column % UNIT], *code);
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The virtual vector in plain Rust, to test the generic kernels apart from any instruction set.
+
+use half::{bf16, f16};
+
+use super::Simd;
+
+/// The token; every machine has it.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+fn zip(a: [f32; 16], b: [f32; 16], f: impl Fn(f32, f32) -> f32) -> [f32; 16] {
+    std::array::from_fn(|i| f(a[i], b[i]))
+}
+
+fn halve<const N: usize, const M: usize>(v: [f32; N]) -> [f32; M] {
+    std::array::from_fn(|i| v[i] + v[i + M])
+}
+
+impl Simd for Portable {
+    type F = [f32; 16];
+    type H = [f32; 8];
+    type Bytes = [u8; 64];
+    type Partial = [i32; 8];
+    type Sums = [i32; 16];
+
+    const CODE_OFFSET: i32 = 0;
+
+    fn splat(self, x: f32) -> [f32; 16] {
+        [x; 16]
+    }
+    fn load(self, x: &[f32; 16]) -> [f32; 16] {
+        *x
+    }
+    fn load_f32(self, x: &[u8; 64]) -> [f32; 16] {
+        std::array::from_fn(|i| f32::from_le_bytes(x.as_chunks().0[i]))
+    }
+    fn load_f16(self, x: &[u8; 32]) -> [f32; 16] {
+        std::array::from_fn(|i| f16::from_le_bytes(x.as_chunks().0[i]).to_f32())
+    }
+    fn load_bf16(self, x: &[u8; 32]) -> [f32; 16] {
+        std::array::from_fn(|i| bf16::from_le_bytes(x.as_chunks().0[i]).to_f32())
+    }
+    fn store(self, v: [f32; 16], out: &mut [f32; 16]) {
+        *out = v;
+    }
+    fn store_f16(self, v: [f32; 16], out: &mut [u8; 32]) {
+        for (out, v) in out.as_chunks_mut().0.iter_mut().zip(v) {
+            *out = f16::from_f32(v).to_le_bytes();
+        }
+    }
+
+    fn add(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        zip(a, b, |a, b| a + b)
+    }
+    fn sub(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        zip(a, b, |a, b| a - b)
+    }
+    fn mul(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        zip(a, b, |a, b| a * b)
+    }
+    fn div(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        zip(a, b, |a, b| a / b)
+    }
+    fn fma(self, a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+    fn neg(self, a: [f32; 16]) -> [f32; 16] {
+        a.map(|a| -a)
+    }
+    fn abs(self, a: [f32; 16]) -> [f32; 16] {
+        a.map(f32::abs)
+    }
+    fn max(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        zip(a, b, |a, b| if a > b { a } else { b })
+    }
+    fn min(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        zip(a, b, |a, b| if a < b { a } else { b })
+    }
+    fn round(self, a: [f32; 16]) -> [f32; 16] {
+        a.map(f32::round_ties_even)
+    }
+    fn scale2(self, y: [f32; 16], n: [f32; 16]) -> [f32; 16] {
+        zip(y, n, |y, n| {
+            let n = n as i32;
+            let power = |n: i32| f32::from_bits(((n + 127) as u32) << 23);
+            y * power(n >> 1) * power(n - (n >> 1))
+        })
+    }
+    fn to_i8(self, v: [f32; 16]) -> [i8; 16] {
+        v.map(|v| v as i8)
+    }
+
+    fn fold(self, v: [f32; 16]) -> [f32; 8] {
+        halve(v)
+    }
+    fn sum8(self, rows: [[f32; 8]; 8]) -> [f32; 8] {
+        rows.map(|row| halve::<2, 1>(halve::<4, 2>(halve::<8, 4>(row)))[0])
+    }
+    fn store_half(self, v: [f32; 8], out: &mut [f32; 8]) {
+        *out = v;
+    }
+    fn sum(self, v: [f32; 16]) -> f32 {
+        self.sum8([self.fold(v); 8])[0]
+    }
+    fn largest(self, v: [f32; 16]) -> f32 {
+        v.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+
+    fn bytes(self, x: &[u8; 64]) -> [u8; 64] {
+        *x
+    }
+    fn store_bytes(self, v: [u8; 64], out: &mut [u8; 64]) {
+        *out = v;
+    }
+    fn activations(self, x: &[i8; 64]) -> [u8; 64] {
+        x.map(|x| x as u8)
+    }
+    fn split(self, x: &[u8; 64]) -> [u8; 64] {
+        std::array::from_fn(|i| x[[0, 32, 16, 48][i / 16] + i % 16])
+    }
+    fn split_words(self, x: [u64; 8]) -> [u8; 64] {
+        self.split(&std::array::from_fn(|i| x[i / 8].to_le_bytes()[i % 8]))
+    }
+    fn nibbles(self, x: &[u8; 32]) -> [u8; 64] {
+        std::array::from_fn(|i| if i < 32 { x[i] & 15 } else { x[i - 32] >> 4 })
+    }
+    fn lookup(self, bytes: [u8; 64], table: &[u8; 16]) -> [u8; 64] {
+        bytes.map(|byte| table[usize::from(byte)])
+    }
+    fn spread(self, packed: u64, bits: usize) -> u64 {
+        let mask = (1 << bits) - 1;
+        (0..8).fold(0, |out, i| out | (packed >> (i * bits) & mask) << (8 * i))
+    }
+
+    fn zero_partial(self) -> [i32; 8] {
+        [0; 8]
+    }
+    fn dot_codes(self, codes: [u8; 64], x: [u8; 64]) -> [i32; 8] {
+        assert!(codes.iter().all(|&code| code < 64));
+        self.dot_bytes(codes, x)
+    }
+    fn dot_bytes(self, codes: [u8; 64], x: [u8; 64]) -> [i32; 8] {
+        let mut out = [0; 8];
+        for (i, (code, x)) in codes.into_iter().zip(x).enumerate() {
+            out[4 * (i / 16 % 2) + i % 4] += i32::from(code) * i32::from(x as i8);
+        }
+        out
+    }
+    fn sum_halves(self, rows: [[i32; 8]; 8]) -> ([i32; 8], [i32; 8]) {
+        (rows.map(|row| row[..4].iter().sum()), rows.map(|row| row[4..].iter().sum()))
+    }
+    fn add_partial(self, a: [i32; 8], b: [i32; 8]) -> [i32; 8] {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+    fn partials_to_f32(self, first: [i32; 8], last: [i32; 8], offset: i32) -> [f32; 16] {
+        std::array::from_fn(|i| (offset + if i < 8 { first[i] } else { last[i - 8] }) as f32)
+    }
+
+    fn zero_sums(self) -> [i32; 16] {
+        [0; 16]
+    }
+    fn tile_codes(self, acc: [i32; 16], codes: [[u8; 64]; 2], x: [[i8; 4]; 2]) -> [i32; 16] {
+        assert!(codes.as_flattened().iter().all(|&code| code < 64));
+        self.tile_bytes(acc, codes, x)
+    }
+    fn tile_bytes(self, mut acc: [i32; 16], codes: [[u8; 64]; 2], x: [[i8; 4]; 2]) -> [i32; 16] {
+        for (codes, x) in codes.iter().zip(x) {
+            for (i, &code) in codes.iter().enumerate() {
+                acc[i / 4] += i32::from(code) * i32::from(x[i % 4]);
+            }
+        }
+        acc
+    }
+    fn sums_to_f32(self, sums: [i32; 16], offset: i32) -> [f32; 16] {
+        sums.map(|sum| (sum + offset) as f32)
+    }
+}

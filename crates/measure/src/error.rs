@@ -1,0 +1,55 @@
+//! What can go wrong while measuring.
+
+use std::io;
+use std::path::PathBuf;
+
+use basert_engine::EngineError;
+
+/// Errors of measurements and dumps.
+#[derive(Debug, thiserror::Error)]
+pub enum MeasureError {
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// Perplexity scores a token from the ones before it, so one token is not enough.
+    #[error("{found} token ids are too few: at least 2 are needed in a window")]
+    TooFewTokens {
+        /// Ids given, or tokens in a window.
+        found: usize,
+    },
+    /// The two models of a comparison do not speak of the same tokens.
+    #[error("the models have vocabularies of {candidate} and {reference} tokens and cannot be compared")]
+    Vocabulary {
+        /// Logits per position of the model under test.
+        candidate: usize,
+        /// Logits per position of the reference.
+        reference: usize,
+    },
+    /// A logit is NaN or infinite where a probability is needed.
+    #[error("the logits at position {position} are not finite; the model or the input is broken")]
+    NotFinite {
+        /// Index into the ids.
+        position: usize,
+    },
+    /// The dump could not be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The output path.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A dump was finished before all of its positions were written.
+    #[error("{} would hold {found} values instead of {expected}", path.display())]
+    Incomplete {
+        /// The output path.
+        path: PathBuf,
+        /// Values written.
+        found: u64,
+        /// Values announced.
+        expected: u64,
+    },
+    /// The caller's progress function asked to stop.
+    #[error("stopped on request")]
+    Stopped,
+}

@@ -1,0 +1,18 @@
+//! Numbers about models: perplexity, divergence between two models, logit dumps. Engine in, numbers out.
+//!
+//! Everything runs in one pass over the token ids and keeps one chunk of logits at a time, so memory does not
+//! grow with the text. Nothing here prints, parses arguments or knows a file format but the dump's own.
+
+mod divergence;
+mod dump;
+mod error;
+mod perplexity;
+mod stats;
+mod walk;
+
+pub use divergence::{Divergence, compare};
+pub use dump::LogitsWriter;
+pub use error::MeasureError;
+pub use perplexity::{Perplexity, perplexity};
+pub use stats::Estimate;
+pub use walk::{Plan, Progress};

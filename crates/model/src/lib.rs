@@ -1,0 +1,23 @@
+//! What a model is: configuration, layers as data, tensor names and shapes, bytes of its caches.
+//!
+//! - [`Arch`] and [`Config`]: the hyperparameters a checkpoint or a `.base` header declares, in one form;
+//! - [`ModelSpec`]: the layers that follow from them, which the engine walks;
+//! - [`TensorSpec`]: every weight such a model has, by canonical name, with its shape and [`Role`];
+//! - [`plan`]: what a sequence costs in cache memory.
+//!
+//! No weights, no arithmetic on weights and no file access belong here.
+
+mod arch;
+mod config;
+mod error;
+pub mod plan;
+mod spec;
+mod tensors;
+
+pub use arch::Arch;
+pub use config::{Config, HybridConfig, LayerType, MoeConfig};
+pub use error::ModelError;
+pub use spec::{
+    Attention, Ffn, GatedDelta, LayerSpec, Mixer, ModelSpec, Moe, Rope, RopePairing, RopeScaling,
+};
+pub use tensors::{Role, Storage, TensorSpec};

@@ -1,0 +1,19 @@
+//! Text in, token ids out, and back.
+//!
+//! - [`Tokenizer`]: Hugging Face `tokenizer.json`, or a GGUF's vocabulary rebuilt as one ([`gguf`]); [`DecodeStream`] for
+//!   text that arrives token by token.
+//! - [`ChatTemplate`]: a model's Jinja template over a conversation, rendered as transformers renders it.
+//! - [`StopMatcher`]: stop strings in streamed text.
+//!
+//! No tensors, no files, no network: callers hand in JSON.
+
+mod chat;
+mod error;
+pub mod gguf;
+mod stop;
+mod tokenizer;
+
+pub use chat::ChatTemplate;
+pub use error::TextError;
+pub use stop::{StopMatcher, StopStep};
+pub use tokenizer::{DecodeStream, Tokenizer};

@@ -1,0 +1,172 @@
+//! The tokenizer: text to ids and ids to text.
+//!
+//! Vocabulary, merges, normaliser and added tokens are the `tokenizers` library's; splitting ([`split`], [`pretok`])
+//! and decoding ([`table`], [`stream`]) are done here, where that is faster, exact for streams, or refuses what the
+//! library passes over in silence. Truncation and padding that a `tokenizer.json` may ask for are not applied: a prompt
+//! is never cut unsaid.
+
+mod bytes;
+mod load;
+mod pretok;
+mod special;
+mod split;
+mod stream;
+mod table;
+
+use std::sync::Arc;
+
+use tokenizers::{AddedVocabulary, Model as _};
+
+pub use stream::DecodeStream;
+
+use crate::TextError;
+use pretok::{Piece, PreTokenizer};
+use table::Table;
+
+pub(crate) use table::fallback_byte;
+
+/// A model's tokenizer. Immutable; cloning shares it.
+#[derive(Debug, Clone)]
+pub struct Tokenizer(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    library: tokenizers::Tokenizer,
+    /// The added tokens without the control tokens, for text in which these are only text.
+    harmless: AddedVocabulary,
+    pre_tokenizer: PreTokenizer,
+    table: Table,
+    strips_first_space: bool,
+    /// Sorted ids of the added tokens flagged special.
+    special: Vec<u32>,
+    /// Sorted ids that must never come from text that is only text: the special ones and the ends of generation.
+    control: Vec<u32>,
+    /// What the post-processor puts before and after a text.
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    /// Sorted.
+    ends: Vec<u32>,
+    chat_template: Option<String>,
+}
+
+impl Tokenizer {
+    /// Encodes a text.
+    ///
+    /// `add_special` puts around it what the model expects around a text (a beginning-of-sequence token, for models
+    /// that have one). With `parse_special`, control tokens spelled in the text become those tokens: right for a
+    /// rendered chat template. Without it they are encoded as ordinary text, so that nobody's input can end a turn or
+    /// forge one; control tokens are those flagged special and those in [`end_ids`](Self::end_ids). Added tokens that
+    /// are plain vocabulary are matched in either case.
+    ///
+    /// # Errors
+    /// If the tokenizer's definition cannot handle the text; nothing is ever left out in silence.
+    pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<u32>, TextError> {
+        let inner = &*self.0;
+        let added = if parse_special { inner.library.get_added_vocabulary() } else { &inner.harmless };
+        let sections = added.extract_and_normalize(inner.library.get_normalizer(), text);
+        let mut ids = Vec::with_capacity(text.len() / 3 + inner.prefix.len() + inner.suffix.len());
+        if add_special {
+            ids.extend(&inner.prefix);
+        }
+        inner.pre_tokenizer.pieces(sections, &mut |piece| match piece {
+            Piece::Added(id) => {
+                ids.push(id);
+                Ok(())
+            }
+            Piece::Text(text) => inner.encode_piece(text, parse_special, &mut ids),
+        })?;
+        if add_special {
+            ids.extend(&inner.suffix);
+        }
+        Ok(ids)
+    }
+
+    /// Decodes ids to text. Never fails: bytes that are not UTF-8 become U+FFFD, ids without a token become nothing.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        let mut stream = DecodeStream::new(self, skip_special);
+        let mut text = String::with_capacity(ids.len() * 4);
+        for &id in ids {
+            stream.push_to(id, &mut text);
+        }
+        text + &stream.finish()
+    }
+
+    /// The bytes that a token adds to a text, which need not be whole characters; `None` if no token has this id.
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        self.bytes_of(id).map(<[u8]>::to_vec)
+    }
+
+    /// One past the highest token id. A model's logits may be wider (padding).
+    pub fn vocab_size(&self) -> usize {
+        self.0.table.len()
+    }
+
+    /// The id of a token, spelled as in the vocabulary.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.0.library.token_to_id(token)
+    }
+
+    /// A token as spelled in the vocabulary.
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
+        self.0.library.id_to_token(id)
+    }
+
+    /// Whether the vocabulary flags a token as special, that is as not part of the text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.0.special.binary_search(&id).is_ok()
+    }
+
+    /// The tokens that the vocabulary flags as special: id and spelling, by id.
+    pub fn special_tokens(&self) -> Vec<(u32, String)> {
+        self.0.special.iter().filter_map(|&id| Some((id, self.id_to_token(id)?))).collect()
+    }
+
+    /// The beginning-of-sequence token, if the model has one.
+    pub fn bos(&self) -> Option<u32> {
+        self.0.bos
+    }
+
+    /// The end-of-sequence token, if the tokenizer's configuration names one.
+    pub fn eos(&self) -> Option<u32> {
+        self.0.eos
+    }
+
+    /// The ids that end a generation as far as the tokenizer knows, by id: the configured end of sequence, turn and
+    /// message, and the added tokens whose text says so. The model's own list (generation config) comes on top.
+    pub fn eog_ids(&self) -> &[u32] {
+        &self.0.ends
+    }
+
+    /// The source of the model's chat template, if there is one.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.0.chat_template.as_deref()
+    }
+
+    pub(crate) fn strips_first_space(&self) -> bool {
+        self.0.strips_first_space
+    }
+
+    pub(crate) fn bytes_of(&self, id: u32) -> Option<&[u8]> {
+        self.0.table.get(id)
+    }
+}
+
+impl Inner {
+    fn encode_piece(&self, piece: &str, parse_special: bool, ids: &mut Vec<u32>) -> Result<(), TextError> {
+        let model = self.library.get_model();
+        let tokenize = |text| model.tokenize(text).map_err(|e| TextError::tokenizer("model", e));
+        let tokens = tokenize(piece)?;
+        let is_control = |id: &u32| self.control.binary_search(id).is_ok();
+        // A model that takes whole pieces from its vocabulary (`ignore_merges`) would take a control token's text too.
+        if !parse_special && piece.chars().nth(1).is_some() && tokens.iter().any(|t| is_control(&t.id)) {
+            for (at, c) in piece.char_indices() {
+                ids.extend(tokenize(&piece[at..at + c.len_utf8()])?.iter().map(|t| t.id));
+            }
+            return Ok(());
+        }
+        ids.extend(tokens.iter().map(|t| t.id));
+        Ok(())
+    }
+}
