@@ -10,7 +10,7 @@ use crate::options::{PromptOptions, RunOptions, SamplingOptions, positive, stop_
 
 /// Turn a checkpoint into one verified .base file and run it.
 #[derive(Debug, Parser)]
-#[command(name = "basert", version, about, after_help = FIRST_STEPS, max_term_width = 110, arg_required_else_help = true)]
+#[command(name = "basert", version, after_help = FIRST_STEPS, max_term_width = 110, arg_required_else_help = true)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -50,7 +50,7 @@ Examples:
   basert convert smollm2.gguf --target bf16
   basert convert ./Qwen3-0.6B --json | jq .fallbacks
 
-The output appears whole or not at all: ^C and errors leave nothing behind. Set SOURCE_DATE_EPOCH to choose
+The output appears whole or not at all: ^C and errors leave nothing behind. Set SOURCE_DATE_EPOCH to choose \
 the creation time in the file; otherwise it is the newest modification time among the source files.";
 
 #[derive(Args, Debug)]
@@ -140,8 +140,8 @@ Examples:
   git diff | basert complete qwen3.base --chat --prompt-file - --temp 0
   basert complete qwen3.base --prompt-ids 9707,11 --temp 0 --json | jq .ids
 
-The answer goes to standard output, everything else to standard error. It ends at an end-of-sequence token, a stop
-string, --max-tokens or the end of the context, whichever comes first; ^C stops it and exits with status 130.
+The answer goes to standard output, everything else to standard error. It ends at an end-of-sequence token, a \
+stop string, --max-tokens or the end of the context, whichever comes first; ^C stops it and exits with status 130. \
 Results do not depend on --threads.";
 
 #[derive(Args, Debug)]
@@ -186,8 +186,8 @@ Examples:
   basert eval qwen3.base --ids-file ids.json --kv-type f32 --dump-logits logits.safetensors
   basert eval qwen3-q4.base --text-file wiki.txt --against qwen3-bf16.base
 
-An ids file is one JSON array of token ids. Input longer than the context is cut into windows of that length, each
-read from an empty cache; the first token of a window is not scored. A dump is one f32 tensor named `logits`
+An ids file is one JSON array of token ids. Input longer than the context is cut into windows of that length, each \
+read from an empty cache; the first token of a window is not scored. A dump is one f32 tensor named `logits` \
 [positions, vocab] in safetensors format. Results do not depend on --threads or --chunk.";
 
 #[derive(Args, Debug)]

@@ -277,17 +277,22 @@ fn report(
             "decode_tokens_per_s": rate(decoded(generation), generation.decode),
         },
         "sampling": {
-            "temperature": sampling.temperature,
+            "temperature": decimal(sampling.temperature),
             "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
-            "repetition_penalty": sampling.repetition_penalty,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
+            "top_p": decimal(sampling.top_p),
+            "min_p": decimal(sampling.min_p),
+            "repetition_penalty": decimal(sampling.repetition_penalty),
+            "presence_penalty": decimal(sampling.presence_penalty),
+            "frequency_penalty": decimal(sampling.frequency_penalty),
             "seed": sampling.seed,
         },
         "selected": selected::to_json(engine.selected()),
     })
+}
+
+/// The double that prints with the digits of the float: 0.95 and not 0.949999988079071.
+fn decimal(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(f64::from(x))
 }
 
 #[cfg(test)]

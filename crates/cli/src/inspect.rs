@@ -102,14 +102,10 @@ fn table(file: &BaseFile) -> String {
     for t in &tensors {
         let shape: Vec<String> = t.shape.iter().map(u64::to_string).collect();
         let shape = format!("[{}]", shape.join(", "));
-        let _ = writeln!(
-            out,
-            "{:<width$}  {:<8}  {shape:<20}  {:>12}  {}",
-            t.entry.name,
-            t.entry.dtype().name(),
-            t.entry.length,
-            grouping(t),
-        );
+        let (name, dtype, length) = (&t.entry.name, t.entry.dtype().name(), t.entry.length);
+        let row = format!("{name:<width$}  {dtype:<8}  {shape:<20}  {length:>12}  {}", grouping(t));
+        out.push_str(row.trim_end());
+        out.push('\n');
     }
     out.push('\n');
     out

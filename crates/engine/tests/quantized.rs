@@ -37,21 +37,26 @@ fn divergences(model: &str) -> Vec<f64> {
     TARGETS.iter().map(run).collect()
 }
 
-/// Per model, the band of each target's mean KL in nats.
-const BANDS: [(&str, [(f64, f64); 6]); 1] = [("qwen35-dense-tiny", [(0.0, 9.0); 6])];
+/// Measured mean KL in nats per model and target. Random weights quantise badly, so q2 and q3 are large; what
+/// counts is that a change of arithmetic or of the quantiser shows.
+const MEASURED: [(&str, [f64; 6]); 3] = [
+    ("qwen35-dense-tiny", [5.494, 1.505, 0.5332, 0.1283, 0.03565, 0.005192]),
+    ("llama-tiny", [3.942, 0.8991, 0.2795, 0.06581, 0.01685, 0.002397]),
+    ("qwen3-moe-tiny", [4.199, 1.182, 0.4098, 0.1119, 0.04675, 0.01235]),
+];
+/// Half width of the band around each figure.
+const BAND: f64 = 0.25;
 
 #[test]
 fn divergence_falls_with_every_bit_and_stays_in_its_band() {
-    for (model, bands) in BANDS {
+    for (model, measured) in MEASURED {
         let found = divergences(model);
         for pair in found.windows(2) {
             assert!(pair[0] > pair[1], "{model}: {found:?} does not fall");
         }
-        for ((target, kl), (low, high)) in TARGETS.iter().zip(&found).zip(bands) {
-            assert!(
-                (low..=high).contains(&kl),
-                "{model} {target}: KL {kl:.2e} outside {low:.0e}..{high:.0e}"
-            );
+        for ((target, kl), expected) in TARGETS.iter().zip(&found).zip(measured) {
+            let off = (kl / expected - 1.0).abs();
+            assert!(off < BAND, "{model} {target}: KL {kl:.3e} is {:.0} % off {expected:.3e}", off * 100.0);
         }
     }
 }
@@ -67,5 +72,5 @@ fn integer_activations_cost_little_beside_the_weights() {
     let mut engine = load(&file.path, KV_F32);
     let vocab = engine.spec().vocab;
     let kl = mean_kl(&exact, &logits(&mut engine, &ids, &[512]), vocab);
-    assert!(kl > 0.0 && kl < 1e-3, "KL {kl:.2e}");
+    assert!(kl > 1e-4 && kl < 1e-2, "KL {kl:.2e}");
 }

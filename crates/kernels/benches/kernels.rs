@@ -12,8 +12,12 @@ use basert_kernels::{
 };
 use basert_quant::{Encoding, FloatDtype, Fp4, ScaleDtype};
 
-const ROWS: usize = 4096;
+/// Rows and columns of a matrix whose activations and outputs fit the caches.
+const ROWS: usize = 1024;
 const COLS: usize = 2048;
+
+/// Bytes that fit no cache.
+const LARGE: usize = 128 << 20;
 
 /// Seconds of one call: the best of several after a warm-up.
 fn seconds(mut call: impl FnMut()) -> f64 {
@@ -70,28 +74,38 @@ fn linears(fast: &Cpu, plain: &Cpu) {
         ("bf16", Encoding::Float(FloatDtype::Bf16)),
         ("f32", Encoding::Float(FloatDtype::F32)),
     ];
-    let values = floats(ROWS * COLS);
-    let mut payload = Vec::new();
     for (name, encoding) in cases {
-        payload.clear();
-        encoding.encode(&values, &mut payload).unwrap();
-        // Several copies, so that the caches do not hold them.
-        let copies = (256 << 20) / payload.len() + 1;
-        let stack = payload.len().checked_mul(copies).map(|_| payload.clone()).unwrap();
-        let w = Matrix::new(encoding, ROWS, COLS, &stack).unwrap();
-        let (one, many) = (linear(fast, w, 1), linear(fast, w, 128));
-        let reference = linear(plain, w.slice_rows(0..256), 1) * (ROWS / 256) as f64;
-        let read = read_speed(&stack, fast.threads());
-        let speed = stack.len() as f64 / one;
+        let (rows, payload) = large_payload(encoding);
+        let w = Matrix::new(encoding, rows, COLS, &payload).unwrap();
+        let few = w.slice_rows(0..ROWS);
+        let (one, many, single) = (linear(fast, w, 1), linear(fast, few, 128), linear(fast, few, 1));
+        let reference = linear(plain, few, 1);
+        let speed = payload.len() as f64 / one;
         println!(
-            "{name:8} decode {:6.1} GB/s, {:5.2} of a read loop, {:6.1}x reference; 128 tokens {:7.1} GMAC/s, {:5.1}x decode",
+            "{name:8} decode {:5.1} GB/s, {:4.2} of a read loop, {:5.1}x reference; 128 tokens {:6.1} GMAC/s, {:4.1}x decode",
             speed / 1e9,
-            speed / read,
-            reference / one,
+            speed / read_speed(&payload, fast.threads()),
+            reference / single,
             (128 * ROWS * COLS) as f64 / many / 1e9,
-            128.0 * one / many,
+            128.0 * one * ROWS as f64 / rows as f64 / many,
         );
     }
+}
+
+/// A payload that no cache holds: some rows over and over. Returns its rows.
+fn large_payload(encoding: Encoding) -> (usize, Vec<u8>) {
+    let mut part = Vec::new();
+    encoding.encode(&floats(ROWS * COLS), &mut part).unwrap();
+    let regions = encoding.regions((ROWS * COLS) as u64).unwrap();
+    let copies = LARGE / part.len() + 1;
+    let mut payload = Vec::with_capacity(copies * part.len());
+    let mut rest = &part[..];
+    for len in [regions.codes, regions.scales, regions.biases] {
+        let (region, later) = rest.split_at(len as usize);
+        (0..copies).for_each(|_| payload.extend_from_slice(region));
+        rest = later;
+    }
+    (copies * ROWS, payload)
 }
 
 fn attention(cpu: &Cpu, plain: &Cpu) {
