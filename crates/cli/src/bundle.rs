@@ -26,15 +26,20 @@ pub fn open(path: &Path) -> Outcome<BaseFile> {
         return Err(not_found(path));
     }
     if found.is_ok_and(|m| m.is_dir()) {
-        return Err(Failure::new(format!("{} is a directory, not a .base file", path.display())).hint(convert(path)));
+        return Err(
+            Failure::new(format!("{} is a directory, not a .base file", path.display())).hint(convert(path))
+        );
     }
     BaseFile::open(path).map_err(|e| {
         let failure = Failure::from_error(&e);
         match path.parent() {
             _ if starts_with(path, b"GGUF") => {
-                Failure::new(format!("{} is a GGUF file, not a .base file", path.display())).hint(convert(path))
+                Failure::new(format!("{} is a GGUF file, not a .base file", path.display()))
+                    .hint(convert(path))
             }
-            Some(folder) if path.extension().is_some_and(|e| e == "safetensors") => failure.hint(convert(folder)),
+            Some(folder) if path.extension().is_some_and(|e| e == "safetensors") => {
+                failure.hint(convert(folder))
+            }
             _ => failure,
         }
     })
@@ -68,7 +73,11 @@ pub fn quoted(path: &Path) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:@%,~".contains(c);
     let needs_dot = text.starts_with('-');
     let text = if needs_dot { format!("./{text}") } else { text };
-    if !text.is_empty() && text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
+    if !text.is_empty() && text.chars().all(plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
 }
 
 /// The layers that a header describes.
@@ -110,8 +119,11 @@ impl Bundle {
     /// When the file has none.
     pub fn tokenizer(&self) -> Outcome<&Tokenizer> {
         self.tokenizer.as_ref().ok_or_else(|| {
-            Failure::new(format!("{} has no tokenizer, so it takes and gives token ids only", self.file.path().display()))
-                .hint("use --prompt-ids or --ids-file, without --stop")
+            Failure::new(format!(
+                "{} has no tokenizer, so it takes and gives token ids only",
+                self.file.path().display()
+            ))
+            .hint("use --prompt-ids or --ids-file, without --stop")
         })
     }
 
@@ -141,10 +153,12 @@ impl Bundle {
         })?;
         let spelled = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id));
         let (bos, eos) = (spelled(tokenizer.bos()), spelled(tokenizer.eos()));
-        let template = ChatTemplate::new(source, bos.as_deref(), eos.as_deref()).map_err(|e| Failure::from_error(&e))?;
+        let template =
+            ChatTemplate::new(source, bos.as_deref(), eos.as_deref()).map_err(|e| Failure::from_error(&e))?;
 
         let system = system.map(|text| json!({"role": "system", "content": text}));
-        let messages: Vec<Value> = system.into_iter().chain([json!({"role": "user", "content": user})]).collect();
+        let messages: Vec<Value> =
+            system.into_iter().chain([json!({"role": "user", "content": user})]).collect();
         let mut kwargs = Map::from_iter([("add_generation_prompt".to_owned(), json!(true))]);
         if no_think {
             kwargs.insert("enable_thinking".to_owned(), json!(false));
@@ -188,7 +202,8 @@ mod tests {
 
     #[test]
     fn a_generation_config_recommends_what_it_says_and_no_more() {
-        let sampled = json!({"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [1]});
+        let sampled =
+            json!({"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [1]});
         let expected = Recommended {
             temperature: Some(0.6),
             top_k: Some(20),

@@ -65,7 +65,10 @@ fn default_output(source: &Path, target: &str) -> Outcome<PathBuf> {
     let name = if is_gguf { source.file_stem() } else { source.file_name() };
     let mut name: OsString = match name {
         Some(name) => name.to_owned(),
-        None => return Err(Failure::new("the source has no name to derive the output's from").hint("name the output with -o")),
+        None => {
+            return Err(Failure::new("the source has no name to derive the output's from")
+                .hint("name the output with -o"));
+        }
     };
     name.push(format!("-{target}.base"));
     Ok(name.into())
@@ -120,7 +123,8 @@ impl Staging {
 
     /// The staged file is synced already; the rename is made durable through the folder.
     fn publish(self) -> Outcome {
-        let failed = |e: std::io::Error| Failure::new(format!("cannot rename to {}: {e}", self.output.display()));
+        let failed =
+            |e: std::io::Error| Failure::new(format!("cannot rename to {}: {e}", self.output.display()));
         std::fs::rename(&self.file, &self.output).map_err(failed)?;
         std::fs::File::open(folder_of(&self.output)).and_then(|folder| folder.sync_all()).map_err(failed)
     }

@@ -4,7 +4,9 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use basert_engine::{Engine, Options};
-use basert_measure::{Divergence, Estimate, LogitsWriter, MeasureError, Perplexity, Plan, compare, perplexity};
+use basert_measure::{
+    Divergence, Estimate, LogitsWriter, MeasureError, Perplexity, Plan, compare, perplexity,
+};
 use serde_json::{Value, json};
 
 use crate::args::EvalArgs;
@@ -57,7 +59,11 @@ pub fn run(args: &EvalArgs) -> Outcome {
     };
     bar.finish_and_clear();
     let result = result.map_err(failure)?;
-    if args.json { output::print_json(&result.to_json(&engine, &plan)) } else { output::print(&result.in_words(&plan)) }
+    if args.json {
+        output::print_json(&result.to_json(&engine, &plan))
+    } else {
+        output::print(&result.in_words(&plan))
+    }
 }
 
 /// Loads a model with the context that was asked for, else one that holds all `tokens` if the model can.
@@ -132,7 +138,8 @@ impl Measured {
 fn perplexity_line(p: &Perplexity, plan: &Plan) -> String {
     let Estimate { mean, standard_error } = p.perplexity;
     let windows = p.tokens.div_ceil(plan.window);
-    let windows = if windows > 1 { format!(" in {windows} windows of {}", plan.window) } else { String::new() };
+    let windows =
+        if windows > 1 { format!(" in {windows} windows of {}", plan.window) } else { String::new() };
     format!(
         "perplexity {mean:.4} ± {standard_error:.4} over {} tokens{windows}, {} ({:.1} tokens/s)",
         p.scored,

@@ -53,7 +53,9 @@ impl Failure {
     /// The same error, its message put into a longer one.
     pub fn within(self, place: impl std::fmt::Display) -> Failure {
         match self {
-            Failure::Error { message, hint } => Failure::Error { message: format!("{place}: {message}"), hint },
+            Failure::Error { message, hint } => {
+                Failure::Error { message: format!("{place}: {message}"), hint }
+            }
             other => other,
         }
     }

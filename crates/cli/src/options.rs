@@ -159,7 +159,11 @@ impl FromArgMatches for KvOptions {
                 (true, false) => bits,
                 (false, true) => types,
                 (both_flags, _) => {
-                    let names = if both_flags { "--kv-bits and --kv-type" } else { "BASERT_KV_BITS and BASERT_KV_TYPE" };
+                    let names = if both_flags {
+                        "--kv-bits and --kv-type"
+                    } else {
+                        "BASERT_KV_BITS and BASERT_KV_TYPE"
+                    };
                     let text = format!("{names} say the same thing in two ways; give one of them\n");
                     return Err(clap::Error::raw(clap::error::ErrorKind::ArgumentConflict, text));
                 }
@@ -370,6 +374,7 @@ mod tests {
     fn defaults_are_those_of_the_help() {
         let params = SamplingOptions::default().resolve(&Recommended::default()).unwrap();
         let help = SamplingOptions::augment_args(Command::new("test")).render_long_help().to_string();
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
         let defaults = [
             ("--temp", params.temperature),
             ("--top-k", params.top_k as f32),

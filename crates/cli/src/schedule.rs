@@ -30,7 +30,8 @@ fn moe(layer: &LayerSpec) -> Option<&Moe> {
 
 /// Parts that occur, joined by ` + `.
 pub fn in_words(parts: &[(usize, &str)]) -> String {
-    let words: Vec<String> = parts.iter().filter(|p| p.0 > 0).map(|(n, what)| format!("{n} {what}")).collect();
+    let words: Vec<String> =
+        parts.iter().filter(|p| p.0 > 0).map(|(n, what)| format!("{n} {what}")).collect();
     words.join(" + ")
 }
 
@@ -39,8 +40,13 @@ mod tests {
     use super::*;
     use basert_model::{Attention, GatedDelta, Mixer, Rope, RopePairing, RopeScaling};
 
-    const DELTA: Mixer =
-        Mixer::GatedDelta(GatedDelta { key_heads: 1, value_heads: 1, key_dim: 1, value_dim: 1, conv_kernel: 4 });
+    const DELTA: Mixer = Mixer::GatedDelta(GatedDelta {
+        key_heads: 1,
+        value_heads: 1,
+        key_dim: 1,
+        value_dim: 1,
+        conv_kernel: 4,
+    });
     const ATTENTION: Mixer = Mixer::Attention(Attention {
         heads: 1,
         kv_heads: 1,
@@ -72,7 +78,10 @@ mod tests {
             ),
         ];
         for (layers, mixers_expected, ffn_expected) in cases {
-            assert_eq!((mixers(&layers), feed_forward(&layers)), (mixers_expected.into(), ffn_expected.into()));
+            assert_eq!(
+                (mixers(&layers), feed_forward(&layers)),
+                (mixers_expected.into(), ffn_expected.into())
+            );
         }
     }
 }

@@ -21,8 +21,9 @@ pub(crate) fn file(path: &Path, cancelled: &AtomicBool) -> Result<Option<String>
 
 /// SHA-256 over several files of a directory, lower-case hex; `None` once `cancelled` is set.
 ///
-/// The files are taken in the order of their names. For each one the hash takes in: the length of the name as u64, the
-/// name in UTF-8, the size of the file as u64, and the SHA-256 of its content (32 bytes); integers are little-endian.
+/// The files are taken in the order of their names. For each one the hash takes in: the length of the name as
+/// u64, the name in UTF-8, the size of the file as u64, and the SHA-256 of its content (32 bytes); integers
+/// are little-endian.
 pub(crate) fn files(
     directory: &Path,
     files: &[PathBuf],

@@ -22,8 +22,8 @@ const HASH_TO_COME: &str = "0000000000000000000000000000000000000000000000000000
 
 /// Converts the checkpoint at `source` into the `.base` file `out`.
 ///
-/// The output appears when everything has succeeded; after an error nothing is left. The same source and options give
-/// the same bytes, whatever the number of threads.
+/// The output appears when everything has succeeded; after an error nothing is left. The same source and
+/// options give the same bytes, whatever the number of threads.
 ///
 /// # Errors
 /// Anything that keeps the output from being complete and right; see [`ConvertError`].

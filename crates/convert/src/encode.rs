@@ -5,7 +5,8 @@ use basert_quant::{Encoding, QuantError, ggml};
 use crate::ConvertError;
 use crate::recipe::{Inventory, Op, Part, Recipe, SourceTensor};
 
-/// Elements a thread converts at a time: large enough to amortise the bookkeeping, small enough to stay in cache.
+/// Elements a thread converts at a time: large enough to amortise the bookkeeping, small enough to stay in
+/// cache.
 const CHUNK_ELEMENTS: usize = 1 << 16;
 
 /// An encoded tensor.
@@ -18,7 +19,8 @@ pub(crate) struct Payload {
 
 /// Makes the payload of `recipe` in `encoding`, on up to `threads` threads.
 ///
-/// Groups must divide the recipe's rows, so that no group crosses a chunk and the result does not depend on `threads`.
+/// Groups must divide the recipe's rows, so that no group crosses a chunk and the result does not depend on
+/// `threads`.
 ///
 /// # Errors
 /// Values that cannot be stored in `encoding`.

@@ -109,7 +109,10 @@ pub enum ConvertError {
         second: String,
     },
     /// Tensors that no recipe knows; converting without them would silently lose something.
-    #[error("{}: {} of architecture {arch} {} not known: {}", path.display(), count(names.len()), is_are(names.len()), list(names))]
+    #[error(
+        "{}: {} of architecture {arch} {} not known: {}",
+        path.display(), count(names.len()), is_are(names.len()), list(names)
+    )]
     UnknownTensors {
         /// The checkpoint.
         path: PathBuf,
@@ -199,8 +202,8 @@ impl ConvertError {
     }
 }
 
-/// A name from a file as errors show it: quoted, control characters escaped, shortened. Names come from strangers, and
-/// a terminal would obey them.
+/// A name from a file as errors show it: quoted, control characters escaped, shortened. Names come from
+/// strangers, and a terminal would obey them.
 pub(crate) fn shown(name: &str) -> String {
     const SHOWN: usize = 120;
     let mut text: String = name.chars().take(SHOWN).flat_map(char::escape_debug).collect();

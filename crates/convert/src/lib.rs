@@ -1,8 +1,9 @@
 //! Checkpoints to `.base` files.
 //!
-//! [`convert`] opens a Hugging Face directory ([`safetensors`]) or a GGUF file ([`gguf`]), finds the recipe for every
-//! canonical tensor (`recipe`: names, row orders, norm offsets, one file per kind of source), quantises tensor by tensor
-//! and writes the output. Nothing is guessed and nothing dropped unsaid: a tensor that no recipe knows is an error.
+//! [`convert`] opens a Hugging Face directory ([`safetensors`]) or a GGUF file ([`gguf`]), finds the recipe
+//! for every canonical tensor (`recipe`: names, row orders, norm offsets, one file per kind of source),
+//! quantises tensor by tensor and writes the output. Nothing is guessed and nothing dropped unsaid: a tensor
+//! that no recipe knows is an error.
 //!
 //! Only arithmetic on bytes from files lives here, none of a model's forward pass.
 

@@ -96,8 +96,8 @@ pub struct Options {
     pub group: Option<usize>,
     /// Format of scales and biases: f16 (default) or bf16.
     ///
-    /// f16 keeps 11 significant bits against bf16's 8, which matters most at 5 bits and more. Its range holds every
-    /// sane weight; values of 65 520 and more are an error that names this option.
+    /// f16 keeps 11 significant bits against bf16's 8, which matters most at 5 bits and more. Its range holds
+    /// every sane weight; values of 65 520 and more are an error that names this option.
     pub scale: ScaleDtype,
     /// Encoding threads; `None` = what the system reports as available.
     pub threads: Option<usize>,

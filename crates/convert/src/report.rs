@@ -38,13 +38,6 @@ pub struct Fallback {
     pub bytes: u64,
 }
 
-impl fmt::Display for Fallback {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Fallback { tensor, row, wanted, used, .. } = self;
-        write!(f, "{tensor}: rows of {row} do not divide into {wanted}, stored as {used}")
-    }
-}
-
 /// What a conversion did.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
@@ -83,12 +76,42 @@ impl Report {
     }
 }
 
+impl Report {
+    /// One line per kind of fallback. Layers are written as `*`: large models have hundreds of tensors of one
+    /// kind.
+    fn write_fallbacks(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut kinds: Vec<(&Fallback, Count, Vec<String>)> = Vec::new();
+        for fallback in &self.fallbacks {
+            let same = |other: &Fallback| (other.row, &other.used) == (fallback.row, &fallback.used);
+            let kind = match kinds.iter().position(|(first, ..)| same(first)) {
+                Some(kind) => kind,
+                None => {
+                    kinds.push((fallback, Count::default(), Vec::new()));
+                    kinds.len() - 1
+                }
+            };
+            let (_, count, names) = &mut kinds[kind];
+            count.add(fallback.bytes);
+            let name = without_layer(&fallback.tensor);
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        for (Fallback { row, wanted, used, .. }, count, names) in kinds {
+            let (tensors, names) = (tensors(count.tensors), names.join(", "));
+            writeln!(
+                f,
+                "note: rows of {row} do not divide into {wanted}; {tensors} stored as {used}: {names}"
+            )?;
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for Report {
     /// Several lines, the last without a line feed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for fallback in &self.fallbacks {
-            writeln!(f, "note: {fallback}")?;
-        }
+        self.write_fallbacks(f)?;
         let plain = self.unquantised();
         if plain.tensors > 0 {
             writeln!(
@@ -135,6 +158,12 @@ impl fmt::Display for Report {
             self.seconds
         )
     }
+}
+
+/// A name with its layer number as `*`.
+fn without_layer(name: &str) -> String {
+    let part = |part: &str| if part.parse::<usize>().is_ok() { "*".to_owned() } else { part.to_owned() };
+    name.split('.').map(part).collect::<Vec<_>>().join(".")
 }
 
 fn tensors(count: usize) -> String {

@@ -64,8 +64,8 @@ pub(crate) fn store(
     Ok((Stored { recipe, planned, bytes }, fallback))
 }
 
-/// The target's encoding for this row length: the group asked for, else the largest smaller one that divides the row,
-/// else bf16. The flag tells whether it is not the first.
+/// The target's encoding for this row length: the group asked for, else the largest smaller one that divides
+/// the row, else bf16. The flag tells whether it is not the first.
 fn target(recipe: &Recipe, options: &Options) -> (Encoding, bool) {
     if let Some(float) = options.float_target() {
         return (Encoding::Float(float), false);
@@ -78,10 +78,11 @@ fn target(recipe: &Recipe, options: &Options) -> (Encoding, bool) {
     }
 }
 
-/// Whether every scale of a tensor whose largest magnitude is `largest` has fewer significant bits in f16 than in bf16.
+/// Whether every scale of a tensor whose largest magnitude is `largest` has fewer significant bits in f16
+/// than in bf16.
 ///
-/// No scale exceeds `2·largest / (2^bits - 1)`. Below 2^-16 the spacing of f16's subnormals, 2^-24, is coarser than
-/// bf16's relative step of 2^-8.
+/// No scale exceeds `2·largest / (2^bits - 1)`. Below 2^-16 the spacing of f16's subnormals, 2^-24, is
+/// coarser than bf16's relative step of 2^-8.
 pub(crate) fn scales_underflow(encoding: Encoding, largest: f32) -> bool {
     let Encoding::Affine { bits, scale: ScaleDtype::F16, .. } = encoding else { return false };
     let steps = ((1u32 << bits) - 1) as f32;

@@ -1,5 +1,5 @@
-//! The tokenizer block of the output, always in Hugging Face form: `tokenizer.json`, `tokenizer_config.json` and the
-//! chat template.
+//! The tokenizer block of the output, always in Hugging Face form: `tokenizer.json`, `tokenizer_config.json`
+//! and the chat template.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -85,8 +85,8 @@ fn raw(path: &Path, value: &impl serde::Serialize) -> Result<Box<RawValue>, Conv
     to_raw_value(value).map_err(|cause| ConvertError::Json { path: path.to_owned(), cause })
 }
 
-/// JSON text without the white space between its tokens. Numbers and strings keep their spelling: parsing and printing
-/// a vocabulary's scores could change their last digit.
+/// JSON text without the white space between its tokens. Numbers and strings keep their spelling: parsing and
+/// printing a vocabulary's scores could change their last digit.
 fn compact(path: &Path, text: &str) -> Result<Box<RawValue>, ConvertError> {
     let json = |cause| ConvertError::Json { path: path.to_owned(), cause };
     let valid: &RawValue = serde_json::from_str(text).map_err(json)?;

@@ -53,7 +53,8 @@ fn llama_rotary_rows_become_neighbours_in_q_and_k_only() {
     assert_eq!(norm, toy.values("model.layers.0.input_layernorm.weight"));
 }
 
-/// Field case: llama.cpp's value-head order, decay form, draft block and rotary metadata, at ratios 1, 2 and 3.
+/// Field case: llama.cpp's value-head order, decay form, draft block and rotary metadata, at ratios 1, 2 and
+/// 3.
 #[test]
 fn gguf_and_hugging_face_forms_of_a_hybrid_are_the_same_file() {
     for (value_heads, moe) in [(2, false), (4, true), (6, false), (6, true)] {
@@ -126,8 +127,8 @@ fn insert(tensors: &mut Tensors, name: String, shape: &[usize], values: &[f32]) 
     tensors.insert(name, tensor);
 }
 
-/// Field case: fused, stacked and per-expert layouts, with and without `.weight`. The fused matrix is square, so that a
-/// transposed or wrongly split one passes every shape check.
+/// Field case: fused, stacked and per-expert layouts, with and without `.weight`. The fused matrix is square,
+/// so that a transposed or wrongly split one passes every shape check.
 #[test]
 fn every_spelling_of_the_experts_gives_the_same_payloads() {
     let dir = tempfile::tempdir().unwrap();
@@ -190,7 +191,8 @@ fn gate_and_up_are_not_swapped() {
     );
 }
 
-/// Field case: head counts taken from class defaults. The file's counts hold, and tensors must agree with them.
+/// Field case: head counts taken from class defaults. The file's counts hold, and tensors must agree with
+/// them.
 #[test]
 fn head_counts_of_the_file_are_checked_against_the_tensors() {
     let dir = tempfile::tempdir().unwrap();

@@ -75,7 +75,8 @@ fn gguf_models_convert_with_every_tensor() {
     }
 }
 
-/// llama.cpp converted the fixture from the same weights, so undoing its conventions must give our own conversion.
+/// llama.cpp converted the fixture from the same weights, so undoing its conventions must give our own
+/// conversion.
 #[test]
 fn llama_from_gguf_equals_llama_from_hugging_face() {
     let Some(shared) = shared_fixtures() else { return };
@@ -94,9 +95,9 @@ fn llama_from_gguf_equals_llama_from_hugging_face() {
     assert_eq!(gguf.tensor("rope_freqs.weight").unwrap().shape, [16]);
 }
 
-/// The original converter made its files from the Hugging Face form of the model that this GGUF holds in bf16. With the
-/// same quantiser, matrices agree byte for byte, through value heads, columns and draft block; what it rounds to f16
-/// agrees after that rounding.
+/// The original converter made its files from the Hugging Face form of the model that this GGUF holds in
+/// bf16. With the same quantiser, matrices agree byte for byte, through value heads, columns and draft block;
+/// what it rounds to f16 agrees after that rounding.
 #[test]
 fn a_gguf_converts_to_what_the_original_converter_made_of_the_same_model() {
     let Some(shared) = shared_fixtures() else { return };

@@ -82,7 +82,13 @@ struct Sums {
 
 impl Sums {
     /// One position: the reference's row `p`, the candidate's row `q`, both `[vocab]`.
-    fn add(&mut self, p: &[f32], q: &[f32], target: Option<u32>, position: usize) -> Result<(), MeasureError> {
+    fn add(
+        &mut self,
+        p: &[f32],
+        q: &[f32],
+        target: Option<u32>,
+        position: usize,
+    ) -> Result<(), MeasureError> {
         let (lse_p, lse_q) = (log_sum_exp(p), log_sum_exp(q));
         let kl = kl_divergence(p, lse_p, q, lse_q);
         if !kl.is_finite() {

@@ -100,10 +100,7 @@ mod tests {
     use super::*;
 
     fn names(folder: &Path) -> Vec<String> {
-        std::fs::read_dir(folder)
-            .unwrap()
-            .map(|e| e.unwrap().file_name().into_string().unwrap())
-            .collect()
+        std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
     }
 
     #[test]
@@ -119,7 +116,8 @@ mod tests {
         let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         assert_eq!((8 + header_len) % 8, 0);
         let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header_len]).unwrap();
-        let expected = serde_json::json!({"logits": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}});
+        let expected =
+            serde_json::json!({"logits": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}});
         assert_eq!(header, expected);
         let values: Vec<f32> = bytes[8 + header_len..]
             .chunks_exact(4)

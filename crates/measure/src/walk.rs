@@ -11,7 +11,8 @@ use crate::MeasureError;
 pub struct Plan {
     /// Tokens that are read from an empty cache before the next window starts; at most the engine's context.
     pub window: usize,
-    /// Tokens per step: bounds the logits held at a time to `[chunk, vocab]`.
+    /// Tokens per step: bounds the logits held at a time to `[chunk, vocab]`. At most what the engine was loaded for, in
+    /// step tokens and in rows of logits.
     pub chunk: usize,
 }
 
@@ -35,7 +36,7 @@ impl<'a> Chunk<'a> {
 
     /// Whether the window starts here, with an empty cache.
     pub(crate) fn starts_window(&self, plan: &Plan) -> bool {
-        self.range.start % plan.window == 0
+        self.range.start.is_multiple_of(plan.window)
     }
 
     /// For every position of the chunk: its index, and the id that the logits there predict, if the window has it.
@@ -122,7 +123,10 @@ mod tests {
     fn one_token_cannot_be_scored() {
         for (ids, window) in [(0, 8), (1, 8), (5, 1)] {
             let ids = vec![0; ids];
-            assert!(matches!(check(&ids, &Plan { window, chunk: 4 }), Err(MeasureError::TooFewTokens { .. })));
+            assert!(matches!(
+                check(&ids, &Plan { window, chunk: 4 }),
+                Err(MeasureError::TooFewTokens { .. })
+            ));
         }
     }
 }

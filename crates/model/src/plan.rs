@@ -1,7 +1,8 @@
 //! Bytes of the caches that a sequence needs, from the model's geometry alone.
 //!
-//! Attention layers keep every position's keys and values; Gated-DeltaNet layers keep a state of constant size: one f32
-//! matrix `[key_dim, value_dim]` per value head and the last `conv_kernel - 1` inputs of the convolution.
+//! Attention layers keep every position's keys and values; Gated-DeltaNet layers keep a state of constant
+//! size: one f32 matrix `[key_dim, value_dim]` per value head and the last `conv_kernel - 1` inputs of the
+//! convolution.
 
 use crate::{Attention, GatedDelta, Mixer, ModelSpec};
 

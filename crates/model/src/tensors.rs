@@ -45,8 +45,8 @@ pub enum Storage {
 }
 
 impl Role {
-    /// How the converter stores tensors of this role. Small tensors that steer the model (norms, decay, routing) keep
-    /// their precision: they are a fraction of a percent of the bytes and most of the damage.
+    /// How the converter stores tensors of this role. Small tensors that steer the model (norms, decay,
+    /// routing) keep their precision: they are a fraction of a percent of the bytes and most of the damage.
     pub fn storage(self) -> Storage {
         match self {
             Role::Norm | Role::Conv | Role::DecayLog | Role::DtBias | Role::Bias | Role::RopeFreqs => {
@@ -93,7 +93,8 @@ impl ModelSpec {
         list.0
     }
 
-    /// Tensors of `count` draft (multi-token prediction) layers, which are attention layers of the trunk's geometry.
+    /// Tensors of `count` draft (multi-token prediction) layers, which are attention layers of the trunk's
+    /// geometry.
     ///
     /// # Errors
     /// [`ModelError::Inconsistent`] if the trunk has no attention layer to take the geometry from.

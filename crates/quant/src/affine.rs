@@ -138,10 +138,23 @@ fn decode_run<const B: usize>(
 
 /// Scale and bias before rounding to the scale dtype: the group's range in `2^B - 1` steps from its minimum.
 fn asymmetric_scale<const B: usize>(group: &[f32]) -> (f32, f32) {
-    let min = group.iter().copied().fold(f32::INFINITY, f32::min);
-    let max = group.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let (min, max) = range(group);
     let scale = (max - min) / ((1u32 << B) - 1) as f32;
     (if scale == 0.0 { 1.0 } else { scale }, min)
+}
+
+/// Minimum and maximum of finite values, a multiple of 8 of them. Eight running pairs, because one would wait for
+/// its own last result with every element.
+fn range(group: &[f32]) -> (f32, f32) {
+    let mut min = [f32::INFINITY; 8];
+    let mut max = [f32::NEG_INFINITY; 8];
+    for values in group.as_chunks::<8>().0 {
+        for ((min, max), &value) in min.iter_mut().zip(&mut max).zip(values) {
+            *min = if value < *min { value } else { *min };
+            *max = if value > *max { value } else { *max };
+        }
+    }
+    (min.into_iter().fold(f32::INFINITY, f32::min), max.into_iter().fold(f32::NEG_INFINITY, f32::max))
 }
 
 fn asymmetric_codes<const B: usize>(group: &[f32], scale: f32, bias: f32, codes: &mut [u8]) {
@@ -154,8 +167,8 @@ fn asymmetric_codes<const B: usize>(group: &[f32], scale: f32, bias: f32, codes:
 }
 
 fn symmetric_scale<const B: usize>(group: &[f32]) -> f32 {
-    let magnitude = group.iter().fold(0.0, |max: f32, value| max.max(value.abs()));
-    let scale = magnitude / ((1u32 << (B - 1)) - 1) as f32;
+    let (min, max) = range(group);
+    let scale = max.max(-min) / ((1u32 << (B - 1)) - 1) as f32;
     if scale == 0.0 { 1.0 } else { scale }
 }
 

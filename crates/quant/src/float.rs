@@ -48,18 +48,23 @@ pub fn decode(dtype: FloatDtype, bytes: &[u8], out: &mut [f32]) -> Result<(), Qu
 /// Appends `values` as `dtype`, rounding to nearest even. Magnitudes beyond the type become infinity and those
 /// below its subnormals zero, as IEEE 754 has it; [`crate::Encoding::encode`] is the variant that refuses.
 pub fn encode(dtype: FloatDtype, values: &[f32], out: &mut Vec<u8>) {
-    out.reserve(values.len() * dtype.bytes());
+    let start = out.len();
+    out.resize(start + values.len() * dtype.bytes(), 0);
+    let bytes = &mut out[start..];
     match dtype {
-        FloatDtype::F32 => values.iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes())),
+        FloatDtype::F32 => {
+            bytes.as_chunks_mut::<4>().0.iter_mut().zip(values).for_each(|(b, v)| *b = v.to_le_bytes());
+        }
         FloatDtype::Bf16 => {
-            values.iter().for_each(|v| out.extend_from_slice(&bf16::from_f32(*v).to_le_bytes()));
+            let pairs = bytes.as_chunks_mut::<2>().0;
+            pairs.iter_mut().zip(values).for_each(|(b, v)| *b = bf16::from_f32(*v).to_le_bytes());
         }
         FloatDtype::F16 => {
             let mut halves = [f16::ZERO; CHUNK];
-            for values in values.chunks(CHUNK) {
+            for (bytes, values) in bytes.chunks_mut(2 * CHUNK).zip(values.chunks(CHUNK)) {
                 let halves = &mut halves[..values.len()];
                 halves.convert_from_f32_slice(values);
-                halves.iter().for_each(|h| out.extend_from_slice(&h.to_le_bytes()));
+                bytes.as_chunks_mut::<2>().0.iter_mut().zip(halves).for_each(|(b, h)| *b = h.to_le_bytes());
             }
         }
     }

@@ -25,7 +25,7 @@ fn special_values_decode() {
         (FloatDtype::F16, 0x0000, 0.0),
         (FloatDtype::F16, 0x8000, -0.0),
         (FloatDtype::F16, 0x0001, 5.960_464_5e-8), // smallest subnormal
-        (FloatDtype::F16, 0x03ff, 6.097_555e-5), // largest subnormal
+        (FloatDtype::F16, 0x03ff, 6.097_555e-5),   // largest subnormal
         (FloatDtype::F16, 0x0400, 6.103_515_6e-5), // smallest normal
         (FloatDtype::F16, 0x7bff, 65504.0),
         (FloatDtype::F16, 0x7c00, f32::INFINITY),

@@ -1,8 +1,9 @@
 //! Chat templates against transformers' renderings, and against what clients send.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail by panicking")]
 
 mod common;
 
-use basert_text::{ChatTemplate, TextError};
+use basert_text::{ChatTemplate, TextError, Tokenizer};
 use common::{outside_fixture, text, tokenizer};
 use serde_json::{Map, Value, json};
 
@@ -23,7 +24,10 @@ fn generation() -> Map<String, Value> {
 fn qwen35() -> Option<(ChatTemplate, Value)> {
     let source = outside_fixture("tokenizer/chat_template.jinja")?;
     let golden = outside_fixture("tokenizer/chat_golden.json")?;
-    Some((ChatTemplate::new(&source, None, Some("<|im_end|>")).unwrap(), serde_json::from_str(&golden).unwrap()))
+    Some((
+        ChatTemplate::new(&source, None, Some("<|im_end|>")).unwrap(),
+        serde_json::from_str(&golden).unwrap(),
+    ))
 }
 
 fn tools(case: &Value) -> Option<&Value> {
@@ -37,7 +41,8 @@ fn every_golden_conversation_renders_exactly() {
     assert_eq!(chats.len(), 30);
     let tok = tokenizer();
     for chat in chats {
-        let got = template.render(&chat["messages"], tools(chat), chat["kwargs"].as_object().unwrap()).unwrap();
+        let got =
+            template.render(&chat["messages"], tools(chat), chat["kwargs"].as_object().unwrap()).unwrap();
         assert_eq!(got, text(&chat["prompt"]), "{}", chat["name"]);
         assert_eq!(tok.encode(&got, false, true).unwrap(), common::ids(&chat["ids"]), "{}", chat["name"]);
     }
@@ -49,7 +54,8 @@ fn every_golden_refusal_has_the_template_s_own_words() {
     let errors = golden["errors"].as_array().unwrap();
     assert_eq!(errors.len(), 5);
     for case in errors {
-        let err = template.render(&case["messages"], tools(case), case["kwargs"].as_object().unwrap()).unwrap_err();
+        let err =
+            template.render(&case["messages"], tools(case), case["kwargs"].as_object().unwrap()).unwrap_err();
         assert!(err.to_string().ends_with(text(&case["error"])), "{}: {err}", case["name"]);
     }
 }
@@ -79,7 +85,10 @@ fn tool_calls_with_arguments_as_text_render_like_objects() {
     let none = template.render(&conversation(json!({})), None, &generation()).unwrap();
     assert_eq!(template.render(&conversation("".into()), None, &generation()).unwrap(), none);
 
-    let err = template.render(&conversation("{\"city\": \"Par".into()), None, &generation()).unwrap_err().to_string();
+    let err = template
+        .render(&conversation("{\"city\": \"Par".into()), None, &generation())
+        .unwrap_err()
+        .to_string();
     assert!(err.contains("messages[1].tool_calls[0].function.arguments"), "{err}");
 }
 
@@ -98,7 +107,10 @@ fn a_system_message_out_of_place_is_refused_by_its_index() {
     let (system, user, assistant) = (say("system", "s"), say("user", "u"), say("assistant", "a"));
     let late = say("system", "date changed");
     for (conversation, want) in [
-        (json!([system, user, assistant, late, user]), "messages[3]: System message must be at the beginning."),
+        (
+            json!([system, user, assistant, late, user]),
+            "messages[3]: System message must be at the beginning.",
+        ),
         (json!([system, system, user]), "messages[1]: System message must be at the beginning."),
         (json!([system, late, user]), "messages[1]: System message must be at the beginning."),
         (json!([say("developer", "d"), user]), "messages[0]: Unexpected message role."),
@@ -113,7 +125,8 @@ fn a_system_message_out_of_place_is_refused_by_its_index() {
 #[test]
 fn the_index_is_right_in_loops_over_a_tail_and_in_inner_loops() {
     let say = |role: &str, content: Value| json!({"role": role, "content": content});
-    let conversation = json!([say("user", "a".into()), say("user", "a".into()), say("user", json!(["x", "bad"]))]);
+    let conversation =
+        json!([say("user", "a".into()), say("user", "a".into()), say("user", json!(["x", "bad"]))]);
     for source in [
         "{% for message in messages[1:] %}{% if loop.last %}{{ raise_exception('no') }}{% endif %}{% endfor %}",
         "{% for message in messages %}{% if message.content is not string %}{% for part in message.content %}\
@@ -131,13 +144,25 @@ fn python_ways_that_templates_rely_on() {
         ("{{ bos_token }}{{ messages[0]['content'] }}{{ eos_token }}", "<s>hi</s>"),
         ("{{ 'a,b'.split(',')[-1] }}{{ ' x '.strip() }}{{ 'xay'.replace('a', '-') }}", "bxx-y"),
         ("{{ 'Abc'.startswith('A') }} {{ none }} {{ 1 == 1.0 }}", "True None True"),
-        ("{{ d.get('k', 'z') }}{{ d.get('q', 'z') }}{% for k, v in d.items() %}{{ k ~ v }}{% endfor %}", "1zk1"),
+        (
+            "{{ d.get('k', 'z') }}{{ d.get('q', 'z') }}{% for k, v in d.items() %}{{ k ~ v }}{% endfor %}",
+            "1zk1",
+        ),
         ("{{ [1, 'a', true, none, 1.5] }} {{ {'a': 'b'} }}", "[1, 'a', True, None, 1.5] {'a': 'b'}"),
         ("{{ 1e16 }} {{ 0.00001 | string }} {{ 2.0 }} {{ 3 | string }}", "1e+16 1e-05 2.0 3"),
-        ("{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}", "023"),
-        ("{% set ns = namespace(n=0) %}{% for i in [1, 2] %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "3"),
+        (
+            "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "023",
+        ),
+        (
+            "{% set ns = namespace(n=0) %}{% for i in [1, 2] %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}",
+            "3",
+        ),
         ("{% macro f(a, b=2) %}{{ a + b }}{% endmacro %}{{ f(1) }}{{ f(1, b=5) }}", "36"),
-        ("{{ tools is none }} {{ documents is none }} {{ nothing is defined }} {{ nothing }}|", "True True False |"),
+        (
+            "{{ tools is none }} {{ documents is none }} {{ nothing is defined }} {{ nothing }}|",
+            "True True False |",
+        ),
         ("{{ enable_thinking is defined and enable_thinking is false }}", "True"),
         ("  {% if true %}\nx\n  {% endif %}\ny\n", "x\ny"),
         ("{% generation %}a{%- endgeneration -%} b {%- generation -%} c {% endgeneration %}", "abc "),
@@ -145,7 +170,11 @@ fn python_ways_that_templates_rely_on() {
         ("{{ add_generation_prompt }}", "False"),
         ("{{ strftime_now('%Y') | length }} {{ strftime_now('%d %b %Y') | length }}", "4 11"),
     ] {
-        assert_eq!(render(source, json!({"d": {"k": 1}, "enable_thinking": false})).unwrap(), want, "{source}");
+        assert_eq!(
+            render(source, json!({"d": {"k": 1}, "enable_thinking": false})).unwrap(),
+            want,
+            "{source}"
+        );
     }
 }
 
@@ -153,25 +182,45 @@ fn python_ways_that_templates_rely_on() {
 fn tojson_is_json_dumps() {
     let value = json!({"v": {"z": [1, 2.5, 1e16, -0.0, true, null], "a": "é\"\\\n\u{1}\u{7f}😀</x>", "e": {}, "l": []}});
     for (source, want) in [
-        ("{{ v | tojson }}",
-         "{\"z\": [1, 2.5, 1e+16, -0.0, true, null], \"a\": \"é\\\"\\\\\\n\\u0001\u{7f}😀</x>\", \"e\": {}, \"l\": []}"),
+        (
+            "{{ v | tojson }}",
+            "{\"z\": [1, 2.5, 1e+16, -0.0, true, null], \"a\": \"é\\\"\\\\\\n\\u0001\u{7f}😀</x>\", \"e\": {}, \"l\": []}",
+        ),
         ("{{ v.a | tojson(ensure_ascii=true) }}", r#""\u00e9\"\\\n\u0001\u007f\ud83d\ude00</x>""#),
-        ("{{ v | tojson(sort_keys=true, separators=(',', ':')) }}",
-         "{\"a\":\"é\\\"\\\\\\n\\u0001\u{7f}😀</x>\",\"e\":{},\"l\":[],\"z\":[1,2.5,1e+16,-0.0,true,null]}"),
-        ("{{ {'z': [1, {}], 'l': []} | tojson(indent=2) }}",
-         "{\n  \"z\": [\n    1,\n    {}\n  ],\n  \"l\": []\n}"),
-        ("{{ 'x' | tojson }}{{ 18446744073709551615 | tojson }}{{ -3 | tojson }}", "\"x\"18446744073709551615-3"),
+        (
+            "{{ v | tojson(sort_keys=true, separators=(',', ':')) }}",
+            "{\"a\":\"é\\\"\\\\\\n\\u0001\u{7f}😀</x>\",\"e\":{},\"l\":[],\"z\":[1,2.5,1e+16,-0.0,true,null]}",
+        ),
+        (
+            "{{ {'z': [1, {}], 'l': []} | tojson(indent=2) }}",
+            "{\n  \"z\": [\n    1,\n    {}\n  ],\n  \"l\": []\n}",
+        ),
+        (
+            "{{ 'x' | tojson }}{{ 18446744073709551615 | tojson }}{{ -3 | tojson }}",
+            "\"x\"18446744073709551615-3",
+        ),
     ] {
         assert_eq!(render(source, value.clone()).unwrap(), want, "{source}");
     }
 }
 
 #[test]
+fn a_tokenizer_s_own_template_sees_its_tokens() {
+    let config = json!({"eos_token": {"content": "<|im_end|>"}, "chat_template": [
+        {"name": "tool_use", "template": "no"},
+        {"name": "default", "template": "{{ messages[0].content }}{{ eos_token }}{{ bos_token }}"}]});
+    let with = |config: &str| Tokenizer::from_hf(&common::fixture("tokenizer.json"), Some(config)).unwrap();
+    let template = ChatTemplate::of(&with(&config.to_string())).unwrap().unwrap();
+    let user = json!([{"role": "user", "content": "hi"}]);
+    assert_eq!(template.render(&user, None, &Map::new()).unwrap(), "hi<|im_end|>");
+    assert!(ChatTemplate::of(&with("{}")).unwrap().is_none());
+}
+
+#[test]
 fn templates_that_are_wrong_say_where() {
     for (source, want) in [("a\n{% if %}", "line 2"), ("{{ x | no_such_filter }}", "no_such_filter")] {
-        let err = ChatTemplate::new(source, None, None).map(|t| {
-            t.render(&json!([{"role": "user"}]), None, &Map::new()).unwrap_err()
-        });
+        let err = ChatTemplate::new(source, None, None)
+            .map(|t| t.render(&json!([{"role": "user"}]), None, &Map::new()).unwrap_err());
         let err = err.unwrap_or_else(|e| e).to_string();
         assert!(err.contains(want), "{err}");
     }

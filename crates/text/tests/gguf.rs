@@ -1,4 +1,5 @@
 //! Tokenizers rebuilt from GGUF metadata.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail by panicking")]
 
 mod common;
 
@@ -41,12 +42,8 @@ fn library(normalizer: Value, stages: Value) -> tokenizers::Tokenizer {
 
 #[test]
 fn every_known_pre_tokenizer_gives_the_ids_of_its_hugging_face_counterpart() {
-    let split = |pattern: &str| {
-        json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false})
-    };
-    let bytes = |regex: bool| {
-        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": regex})
-    };
+    let split = |pattern: &str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+    let bytes = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": regex});
     let word = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+";
     let rest = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
     let qwen2 = json!([split(&format!(r"{word}|\p{{N}}|{rest}")), bytes(false)]);
@@ -70,7 +67,11 @@ fn every_known_pre_tokenizer_gives_the_ids_of_its_hugging_face_counterpart() {
             let tok = Tokenizer::from_gguf(&gguf_metadata(name)).unwrap();
             for case in fixture_json("golden.json")["cases"].as_array().unwrap() {
                 let want = library.encode_fast(text(&case["text"]), false).unwrap();
-                assert_eq!(tok.encode(text(&case["text"]), false, true).unwrap(), want.get_ids(), "{name}: {case}");
+                assert_eq!(
+                    tok.encode(text(&case["text"]), false, true).unwrap(),
+                    want.get_ids(),
+                    "{name}: {case}"
+                );
             }
         }
     }
@@ -120,7 +121,10 @@ fn merges_of_tokens_with_spaces_are_cut_at_the_first_space_after_the_beginning()
 #[test]
 fn padding_is_not_vocabulary() {
     let tok = Tokenizer::from_gguf(&gguf_metadata("qwen35")).unwrap();
-    assert_eq!((tok.vocab_size(), tok.token_to_id("[PAD2017]"), tok.decode(&[2030], false)), (2017, None, String::new()));
+    assert_eq!(
+        (tok.vocab_size(), tok.token_to_id("[PAD2017]"), tok.decode(&[2030], false)),
+        (2017, None, String::new())
+    );
 }
 
 #[test]
@@ -157,7 +161,10 @@ fn a_control_token_that_looks_like_a_whole_piece_still_cannot_be_forged() {
 
 #[test]
 fn ends_named_by_the_metadata_count() {
-    let meta = with(gguf_metadata("qwen35"), json!({"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 9}));
+    let meta = with(
+        gguf_metadata("qwen35"),
+        json!({"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 9}),
+    );
     assert_eq!(Tokenizer::from_gguf(&meta).unwrap().eog_ids(), [7, 9, 1984, 1986, 2003, 2004, 2005]);
 }
 
@@ -197,7 +204,8 @@ fn both_kinds_of_header_block_give_the_same_tokenizer() {
         "tokenizer_config.json": fixture_json("tokenizer_config.json"),
         "tokenizer.chat_template": "T",
     }));
-    let mut entries = with(gguf_metadata("qwen35"), json!({"tokenizer_type": "gguf", "tokenizer.chat_template": "T"}));
+    let mut entries =
+        with(gguf_metadata("qwen35"), json!({"tokenizer_type": "gguf", "tokenizer.chat_template": "T"}));
     entries.remove("general.architecture");
     let gguf = block(entries.into());
     for block in [hf, gguf] {

@@ -1,4 +1,5 @@
 //! The fixture tokenizer against the reference encodings and decodings.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail by panicking")]
 
 mod common;
 
@@ -131,7 +132,9 @@ fn very_long_runs_encode_as_the_reference_does() {
     })
     .take(1_000_000)
     .collect();
-    for text in ["漢".repeat(20_000), "a".repeat(200_000), base64, "\n".repeat(100_000), " ".repeat(100_000) + "x y"] {
+    for text in
+        ["漢".repeat(20_000), "a".repeat(200_000), base64, "\n".repeat(100_000), " ".repeat(100_000) + "x y"]
+    {
         let got = tok.encode(&text, false, true).unwrap();
         assert_eq!(got, library.encode_fast(text.as_str(), false).unwrap().get_ids());
         assert_eq!(tok.decode(&got, false), text);
@@ -176,12 +179,16 @@ fn characters_come_out_whole_and_a_cut_one_becomes_one_replacement() {
     let mut seen = String::new();
     for (n, &id) in ids.iter().enumerate() {
         seen += &stream.push(id);
-        let whole = std::str::from_utf8(&family.as_bytes()[..=n]).unwrap_or_else(|e| &family[..e.valid_up_to()]);
+        let whole =
+            std::str::from_utf8(&family.as_bytes()[..=n]).unwrap_or_else(|e| &family[..e.valid_up_to()]);
         assert_eq!(seen, whole, "after {} bytes", n + 1);
         assert_eq!(stream.clone().finish().chars().count(), usize::from(whole.len() < n + 1));
     }
     let mut cut = DecodeStream::new(&tok, false);
-    assert_eq!(spelled(&tok, &"a😀".as_bytes()[..3]).into_iter().map(|id| cut.push(id)).collect::<String>(), "a");
+    assert_eq!(
+        spelled(&tok, &"a😀".as_bytes()[..3]).into_iter().map(|id| cut.push(id)).collect::<String>(),
+        "a"
+    );
     assert_eq!(cut.finish(), "\u{fffd}");
 }
 
@@ -219,6 +226,11 @@ fn the_prompts_of_the_golden_conversations_have_the_golden_ids() {
     let chats: Value = serde_json::from_str(&chats).unwrap();
     let tok = tokenizer();
     for chat in chats["chats"].as_array().unwrap() {
-        assert_eq!(tok.encode(text(&chat["prompt"]), false, true).unwrap(), ids(&chat["ids"]), "{}", chat["name"]);
+        assert_eq!(
+            tok.encode(text(&chat["prompt"]), false, true).unwrap(),
+            ids(&chat["ids"]),
+            "{}",
+            chat["name"]
+        );
     }
 }

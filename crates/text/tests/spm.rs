@@ -1,4 +1,5 @@
 //! SentencePiece vocabularies from GGUF metadata, against the algorithm written out.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail by panicking")]
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -9,9 +10,52 @@ use serde_json::{Map, Value, json};
 
 /// Pieces from best to worst. None repeats itself, so no two overlapping pairs join to the same piece.
 const PIECES: [&str; 46] = [
-    "th", "▁t", "he", "▁the", "in", "▁▁", "er", "ing", "the", "▁a", "an", "▁▁▁▁", "and", "▁and", "ed", "l", "ll", "o", "hell",
-    "ello", "▁hello", "▁w", "or", "ld", "▁world", "wor", "▁", "t", "h", "e", "i", "n", "g", "a", "d", "r", "w", "é", "漢",
-    "漢字", "字", ".", ",", "<", ">", "s",
+    "th",
+    "▁t",
+    "he",
+    "▁the",
+    "in",
+    "▁▁",
+    "er",
+    "ing",
+    "the",
+    "▁a",
+    "an",
+    "▁▁▁▁",
+    "and",
+    "▁and",
+    "ed",
+    "l",
+    "ll",
+    "o",
+    "hell",
+    "ello",
+    "▁hello",
+    "▁w",
+    "or",
+    "ld",
+    "▁world",
+    "wor",
+    "▁",
+    "t",
+    "h",
+    "e",
+    "i",
+    "n",
+    "g",
+    "a",
+    "d",
+    "r",
+    "w",
+    "é",
+    "漢",
+    "漢字",
+    "字",
+    ".",
+    ",",
+    "<",
+    ">",
+    "s",
 ];
 
 fn score(rank: usize) -> f64 {
@@ -19,7 +63,8 @@ fn score(rank: usize) -> f64 {
 }
 
 fn metadata() -> Map<String, Value> {
-    let mut tokens = vec![("<unk>".to_owned(), 2, 0.0), ("<s>".to_owned(), 3, 0.0), ("</s>".to_owned(), 3, 0.0)];
+    let mut tokens =
+        vec![("<unk>".to_owned(), 2, 0.0), ("<s>".to_owned(), 3, 0.0), ("</s>".to_owned(), 3, 0.0)];
     tokens.extend((0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), 6, 0.0)));
     tokens.extend(PIECES.iter().enumerate().map(|(rank, piece)| ((*piece).to_owned(), 1, score(rank))));
     tokens.push(("<sep>".to_owned(), 4, 0.0));
@@ -74,8 +119,18 @@ fn brute_force(text: &str, space_prefix: bool) -> Vec<u32> {
 fn ids_are_those_of_the_algorithm() {
     let tok = Tokenizer::from_gguf(&metadata()).unwrap();
     for text in [
-        "", " ", "hello world", " hello", "the  and    in", "hello</s>world", "<sep> the<sep>", "漢字漢 é ü 😀", "theing", "▁the",
-        "ill <0x41> <unk>", "\n\n",
+        "",
+        " ",
+        "hello world",
+        " hello",
+        "the  and    in",
+        "hello</s>world",
+        "<sep> the<sep>",
+        "漢字漢 é ü 😀",
+        "theing",
+        "▁the",
+        "ill <0x41> <unk>",
+        "\n\n",
     ] {
         assert_eq!(tok.encode(text, false, true).unwrap(), brute_force(text, true), "{text:?}");
     }
@@ -111,7 +166,11 @@ fn byte_tokens_join_to_characters_and_broken_ones_are_replaced() {
     let tok = Tokenizer::from_gguf(&metadata()).unwrap();
     let bytes = |bytes: &[u8]| bytes.iter().map(|&byte| 3 + u32::from(byte)).collect::<Vec<u32>>();
     assert_eq!(tok.token_bytes(3 + 0xAD), Some(vec![0xAD]));
-    for (case, want) in [(&[0xF0, 0x9F, 0x98, 0x80][..], "😀"), (&[0xE4, 0xBD], "\u{fffd}"), (&[0x41, 0xFF, 0x42], "A\u{fffd}B")] {
+    for (case, want) in [
+        (&[0xF0, 0x9F, 0x98, 0x80][..], "😀"),
+        (&[0xE4, 0xBD], "\u{fffd}"),
+        (&[0x41, 0xFF, 0x42], "A\u{fffd}B"),
+    ] {
         assert_eq!(tok.decode(&bytes(case), false), want);
     }
 }

@@ -1,4 +1,5 @@
 //! Stop strings in text that arrives in pieces.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail by panicking")]
 
 use basert_text::{StopMatcher, TextError};
 use proptest::prelude::*;
@@ -20,8 +21,7 @@ fn run(stops: &[&str], pieces: &[&str]) -> (String, bool) {
 
 /// All ways to cut a text in two, the text as one piece, and character by character.
 fn cuts(text: &str) -> Vec<Vec<&str>> {
-    let mut all: Vec<Vec<&str>> =
-        text.char_indices().map(|(at, _)| vec![&text[..at], &text[at..]]).collect();
+    let mut all: Vec<Vec<&str>> = text.char_indices().map(|(at, _)| vec![&text[..at], &text[at..]]).collect();
     all.push(vec![text]);
     all.push(text.char_indices().map(|(at, c)| &text[at..at + c.len_utf8()]).collect());
     all

@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 
 use basert_format::{BaseFile, Header, SlotFlags, TensorEntry, VERSION_KEY};
-use basert_model::plan::ElementSize;
 use basert_model::ModelSpec;
+use basert_model::plan::ElementSize;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::units::{bytes, count};
 use crate::{bundle, schedule};
-use crate::units::bytes;
 
 /// Everything but the single tensors.
 #[derive(Serialize)]
@@ -23,8 +23,9 @@ pub struct Summary {
     pub target_backend: String,
     /// Unix seconds, as the header spells them.
     pub created: String,
-    /// The header's `baserT_version`.
-    pub format_version: String,
+    /// Version of the program that wrote the file, in the format's own spelling.
+    #[serde(rename = "baserT_version")]
+    pub program_version: String,
     /// Version of our own writer; absent in files of other writers.
     pub basert_version: Option<String>,
     pub source: basert_format::Source,
@@ -130,7 +131,7 @@ impl Summary {
             min_hw: header.min_hw.clone(),
             target_backend: header.target_backend.name().into(),
             created: header.created.clone(),
-            format_version: header.basert_version.clone(),
+            program_version: header.basert_version.clone(),
             basert_version: header.metadata.get(VERSION_KEY).and_then(Value::as_str).map(str::to_owned),
             source: header.source.clone(),
             flags: header.flags.to_string().split(" | ").map(str::to_owned).collect(),
@@ -142,10 +143,10 @@ impl Summary {
             tensors: Group::of(header.tensors.iter()),
             dtypes: dtypes(file),
             mtp: Group::of(header.tensors.iter().filter(|t| t.name.starts_with("mtp."))),
-            mmproj: header.mmproj.as_ref().map(|m| MmProjGroup {
-                arch: m.arch.clone(),
-                group: Group::of(m.tensors.iter()),
-            }),
+            mmproj: header
+                .mmproj
+                .as_ref()
+                .map(|m| MmProjGroup { arch: m.arch.clone(), group: Group::of(m.tensors.iter()) }),
             slots: slots(file),
             signature: header.sig.as_ref().map(|s| SignatureFacts {
                 alg: s.alg.clone(),
@@ -165,8 +166,8 @@ impl Summary {
 
     pub fn versions_in_words(&self) -> String {
         match &self.basert_version {
-            Some(ours) => format!("format {}, written by basert {ours}", self.format_version),
-            None => format!("format {}, written by another program", self.format_version),
+            Some(ours) => format!("written by basert {ours} (baserT_version {})", self.program_version),
+            None => format!("written by another program (baserT_version {})", self.program_version),
         }
     }
 
@@ -217,8 +218,10 @@ impl Model {
             n => format!("; recurrent state {} per sequence", bytes(n)),
         };
         format!(
-            "{} per token at f16 ({attention_layers} layers x {kv_heads} heads x {head_dim}, K and V){state}",
-            bytes(bytes_per_token_f16)
+            "{} per token at f16 ({} x {} x {head_dim}, K and V){state}",
+            bytes(bytes_per_token_f16),
+            count(attention_layers as u64, "layer"),
+            count(kv_heads as u64, "head"),
         )
     }
 }
@@ -265,8 +268,7 @@ fn utc(seconds: u64) -> Option<String> {
     let month = if mp < 10 { mp + 3 } else { mp - 9 };
     let year = year_of_era + era * 400 + u64::from(month <= 2);
     let (hour, minute, second) = (time / 3600, time / 60 % 60, time % 60);
-    (year <= 9999)
-        .then(|| format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC"))
+    (year <= 9999).then(|| format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC"))
 }
 
 #[cfg(test)]

@@ -68,7 +68,8 @@ pub(super) fn hf(
     Ok(Recipe::stacked(spec, ranges))
 }
 
-/// The recipe for `stack` in GGUF block `prefix`, e.g. `blk.0.`: a stack per projection, or gate and up fused.
+/// The recipe for `stack` in GGUF block `prefix`, e.g. `blk.0.`: a stack per projection, or gate and up
+/// fused.
 pub(super) fn gguf(
     inventory: &mut Inventory<'_>,
     spec: &TensorSpec,

@@ -6,8 +6,8 @@
 //! | Qwen3 | nothing but names |
 //! | Qwen3.5 | value heads are tiled (rows, channels, columns); `ssm_a` is `-exp(A_log)`; norm gains are whole |
 //!
-//! Qwen3.5's convolution is `[C, K]` and the shared expert's gate `[H]`; the draft block is one more block after
-//! the trunk's, with names of its own for what the trunk lacks.
+//! Qwen3.5's convolution is `[C, K]` and the shared expert's gate `[H]`; the draft block is one more block
+//! after the trunk's, with names of its own for what the trunk lacks.
 
 use basert_model::{GatedDelta, ModelSpec, TensorSpec};
 
@@ -15,8 +15,8 @@ use super::experts::{self, Stack};
 use super::{Inventory, Op, Recipe, RowOrder, Untile, delta_of, layer_of};
 use crate::ConvertError;
 
-/// Recipes for `tensors`; optional ones only if the source has them. Draft tensors (`mtp.`) are read from the block
-/// after the trunk's.
+/// Recipes for `tensors`; optional ones only if the source has them. Draft tensors (`mtp.`) are read from the
+/// block after the trunk's.
 ///
 /// # Errors
 /// A tensor that is missing, has another shape than the metadata implies, or an unreadable type.

@@ -12,7 +12,8 @@ use super::experts::{self, Stack};
 use super::{Inventory, Op, Recipe, RowOrder, layer_of};
 use crate::ConvertError;
 
-/// What wrappers put before the text model's names. The longest match is removed; `lm_head` and `mtp` stand apart.
+/// What wrappers put before the text model's names. The longest match is removed; `lm_head` and `mtp` stand
+/// apart.
 const PREFIXES: [&str; 4] = ["model.language_model.", "language_model.model.", "language_model.", "model."];
 
 /// Names of vision (and audio) towers, after the prefix.

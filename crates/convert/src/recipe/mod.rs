@@ -88,8 +88,8 @@ impl RowOrder {
     }
 }
 
-/// The inverse of llama.cpp's value-head order. It stores value head `k·r + j` (k-th key head, r value heads per key
-/// head) at place `j·key_heads + k`, so that heads can be broadcast by repetition.
+/// The inverse of llama.cpp's value-head order. It stores value head `k·r + j` (k-th key head, r value heads
+/// per key head) at place `j·key_heads + k`, so that heads can be broadcast by repetition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Untile {
     /// Key heads.

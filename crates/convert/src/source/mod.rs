@@ -1,4 +1,5 @@
-//! Opening a checkpoint: which kind it is, its configuration and tokenizer, and the recipes for all its tensors.
+//! Opening a checkpoint: which kind it is, its configuration and tokenizer, and the recipes for all its
+//! tensors.
 
 mod gguf;
 mod hf;

@@ -72,8 +72,8 @@ fn meta(file: &mut Vec<u8>, value: &Meta) {
     }
 }
 
-/// Writes [`Toy::hybrid`] (with or without draft layer) as llama.cpp converts it. `[3, 3, 2, 0]` sections and a rotated
-/// width of 8 invite the mistakes that are easy to make with them.
+/// Writes [`Toy::hybrid`] (with or without draft layer) as llama.cpp converts it. `[3, 3, 2, 0]` sections and
+/// a rotated width of 8 invite the mistakes that are easy to make with them.
 pub fn write_hybrid(toy: &Toy, parent: &Path, name: &str) -> PathBuf {
     let number = |key: &str| toy.config[key].as_u64().unwrap_or(0) as u32;
     let moe = number("num_experts") > 0;

@@ -1,7 +1,7 @@
 //! Checkpoints made by the tests themselves, and a look into what becomes of them.
 //!
-//! Every value is a multiple of 1/128 below 1 in magnitude: exact in f32, bf16 and f16, so that expectations can be
-//! compared with `==`.
+//! Every value is a multiple of 1/128 below 1 in magnitude: exact in f32, bf16 and f16, so that expectations
+//! can be compared with `==`.
 #![allow(dead_code, clippy::unwrap_used, clippy::print_stdout, reason = "each test binary uses its own part")]
 
 use std::collections::BTreeMap;
@@ -210,7 +210,8 @@ pub fn payloads(file: &BaseFile) -> BTreeMap<String, (String, Vec<u64>, Vec<u8>)
         .collect()
 }
 
-/// The golden models that may not be copied into the repository; `None` where they are absent and need not be there.
+/// The golden models that may not be copied into the repository; `None` where they are absent and need not be
+/// there.
 pub fn shared_fixtures() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures");
     if path.is_dir() {

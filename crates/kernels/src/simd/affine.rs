@@ -5,6 +5,8 @@
 //! accumulators of sixteen rows are vectors. The reduction keeps the two halves of a block apart, so that one kernel
 //! serves blocks of 64 (halves added) and of 32; blocks of 16 take two passes with every other 16 columns masked.
 
+use std::ops::Range;
+
 use super::scales::{PANEL, Panel};
 use super::tile::affine_tiles;
 use crate::matrix::{Coding, FP4_CODES, Quantized};
@@ -27,10 +29,19 @@ pub(crate) fn affine_linear<S: Simd>(s: S, a: AffineLinear<'_>) {
         return affine_tiles(s, a);
     }
     match (a.weights.coding, a.weights.bits()) {
-        (Coding::Fp4, _) => affine_rows::<S, Fp4Codes>(s, a),
-        (_, 4) => affine_rows::<S, Nibbles>(s, a),
-        (_, 8) => affine_rows::<S, Bytes>(s, a),
-        _ => affine_rows::<S, Narrow>(s, a),
+        (Coding::Fp4, _) => by_block::<S, Fp4Codes>(s, a),
+        (_, 4) => by_block::<S, Nibbles>(s, a),
+        (_, 8) => by_block::<S, Bytes>(s, a),
+        _ => by_block::<S, Narrow>(s, a),
+    }
+}
+
+#[inline(always)]
+fn by_block<S: Simd, W: Source>(s: S, a: AffineLinear<'_>) {
+    match a.x.block {
+        16 => affine_rows::<S, W, 4>(s, a),
+        32 => affine_rows::<S, W, 2>(s, a),
+        _ => affine_rows::<S, W, 1>(s, a),
     }
 }
 
@@ -38,7 +49,7 @@ pub(crate) fn affine_linear<S: Simd>(s: S, a: AffineLinear<'_>) {
 trait Source {
     /// Dot product of 64 columns, whose packed codes are at the start of `packed`, with activations in the order of
     /// [`Source::activations`], by half-block.
-    fn dot<S: Simd>(s: S, packed: &[u8], bits: usize, x: S::Bytes) -> S::Partial;
+    fn dot<S: Simd>(s: S, packed: &[u8; BLOCK], bits: usize, x: S::Bytes) -> S::Partial;
 
     /// The activations in this source's order.
     fn activations<'a>(x: &Activations<'a>) -> &'a [[i8; BLOCK]];
@@ -54,7 +65,7 @@ struct Nibbles;
 
 impl Source for Nibbles {
     #[inline(always)]
-    fn dot<S: Simd>(s: S, packed: &[u8], _bits: usize, x: S::Bytes) -> S::Partial {
+    fn dot<S: Simd>(s: S, packed: &[u8; BLOCK], _bits: usize, x: S::Bytes) -> S::Partial {
         s.dot_codes(s.nibbles(&packed.as_chunks().0[0]), x)
     }
 
@@ -69,7 +80,7 @@ struct Fp4Codes;
 
 impl Source for Fp4Codes {
     #[inline(always)]
-    fn dot<S: Simd>(s: S, packed: &[u8], _bits: usize, x: S::Bytes) -> S::Partial {
+    fn dot<S: Simd>(s: S, packed: &[u8; BLOCK], _bits: usize, x: S::Bytes) -> S::Partial {
         s.dot_codes(s.lookup(s.nibbles(&packed.as_chunks().0[0]), &FP4_CODES), x)
     }
 
@@ -84,8 +95,8 @@ struct Bytes;
 
 impl Source for Bytes {
     #[inline(always)]
-    fn dot<S: Simd>(s: S, packed: &[u8], _bits: usize, x: S::Bytes) -> S::Partial {
-        s.dot_bytes(s.split(&packed.as_chunks().0[0]), x)
+    fn dot<S: Simd>(s: S, packed: &[u8; BLOCK], _bits: usize, x: S::Bytes) -> S::Partial {
+        s.dot_bytes(s.split(packed), x)
     }
 
     #[inline(always)]
@@ -104,7 +115,7 @@ struct Narrow;
 
 impl Source for Narrow {
     #[inline(always)]
-    fn dot<S: Simd>(s: S, packed: &[u8], bits: usize, x: S::Bytes) -> S::Partial {
+    fn dot<S: Simd>(s: S, packed: &[u8; BLOCK], bits: usize, x: S::Bytes) -> S::Partial {
         s.dot_codes(s.split_words(unpack(s, packed, bits)), x)
     }
 
@@ -114,16 +125,9 @@ impl Source for Narrow {
     }
 }
 
-/// Bytes that a block of packed codes and the reads of [`unpack`] span.
+/// 64 codes of `bits` < 8 bits, eight to a word. Every word is read as 8 bytes, the last one from byte 7·`bits`.
 #[inline(always)]
-pub(crate) fn span(bits: usize) -> usize {
-    7 * bits + 8
-}
-
-/// 64 codes of `bits` bits, eight to a word. Every word is read as 8 bytes, so `packed` has [`span`] bytes.
-#[inline(always)]
-pub(crate) fn unpack<S: Simd>(s: S, packed: &[u8], bits: usize) -> [u64; BLOCK / 8] {
-    let packed = &packed[..span(bits)];
+pub(crate) fn unpack<S: Simd>(s: S, packed: &[u8; BLOCK], bits: usize) -> [u64; BLOCK / 8] {
     let mut words = [0; BLOCK / 8];
     for (i, word) in words.iter_mut().enumerate() {
         *word = s.spread(u64::from_le_bytes(packed[i * bits..].as_chunks().0[0]), bits);
@@ -141,51 +145,61 @@ pub(crate) fn tile_rows(first: usize, count: usize) -> [usize; TILE_ROWS] {
     rows
 }
 
+/// `PER` is the number of activation blocks in a block of 64 columns.
 #[inline(always)]
-fn affine_rows<S: Simd, W: Source>(s: S, mut a: AffineLinear<'_>) {
+fn affine_rows<S: Simd, W: Source, const PER: usize>(s: S, mut a: AffineLinear<'_>) {
     let rows = a.out.width();
+    let mut panel = Panel::new();
     for first in (0..rows).step_by(TILE_ROWS) {
         let count = TILE_ROWS.min(rows - first);
         let numbers = tile_rows(a.first_row + first, count);
-        let acc = tile_sums::<S, W>(s, &a.weights, &a.x, &numbers);
-        for token in 0..a.x.tokens {
+        let mut acc = [s.splat(0.0); TILE_TOKENS];
+        for group in (0..a.weights.groups()).step_by(PANEL) {
+            let groups = PANEL.min(a.weights.groups() - group);
+            panel.decode(s, &a.weights, &numbers, group, groups);
+            for (token, acc) in acc.iter_mut().enumerate().take(a.x.tokens) {
+                let view = TokenView::new::<W, PER>(&a.x, token);
+                *acc = add_panel::<S, W, PER>(s, &a.weights, &numbers, &view, &panel, group..group + groups, *acc);
+            }
+        }
+        for (token, acc) in acc.iter().enumerate().take(a.x.tokens) {
             let mut lanes = [0.0; TILE_ROWS];
-            s.store(acc[token], &mut lanes);
+            s.store(*acc, &mut lanes);
             a.out.row_mut(token)[first..first + count].copy_from_slice(&lanes[..count]);
         }
     }
 }
 
-/// All outputs of one tile: lane r of vector t is row r for token t.
+/// Adds the blocks of a panel's groups to the sums of one token.
 #[inline(always)]
-fn tile_sums<S: Simd, W: Source>(
+fn add_panel<S: Simd, W: Source, const PER: usize>(
     s: S,
     w: &Quantized<'_>,
-    x: &Activations<'_>,
     numbers: &[usize; TILE_ROWS],
-) -> [S::F; TILE_TOKENS] {
-    let mut acc = [s.splat(0.0); TILE_TOKENS];
-    let mut panel = Panel::new();
-    let per_block = BLOCK / x.block;
-    let per_group = w.group / x.block;
-    for first in (0..w.groups()).step_by(PANEL) {
-        let count = PANEL.min(w.groups() - first);
-        panel.decode(s, w, numbers, first, count);
-        for token in 0..x.tokens {
-            let view = TokenView::new::<W>(x, token);
-            // Eight groups of any width are whole blocks; only the last panel may end inside one.
-            for block in first * w.group / BLOCK..((first + count) * w.group).div_ceil(BLOCK) {
-                let sums = block_sums::<S, W>(s, w, numbers, &view, block);
-                let present = per_block.min(view.sums.len() - block * per_block);
-                for (i, sum) in sums.iter().enumerate().take(present) {
-                    let index = block * per_block + i;
-                    let group = index / per_group - first;
-                    let scaled = s.mul(*sum, s.splat(view.scales[index]));
-                    acc[token] = s.fma(scaled, s.load(&panel.scales[group]), acc[token]);
-                    let weighted = s.splat(view.weighted[index]);
-                    acc[token] = s.fma(weighted, s.load(&panel.biases[group]), acc[token]);
-                }
+    x: &TokenView<'_>,
+    panel: &Panel,
+    groups: Range<usize>,
+    mut acc: S::F,
+) -> S::F {
+    if PER == 1 {
+        let blocks = w.group / BLOCK;
+        for group in groups.clone() {
+            let scale = s.load(&panel.scales[group - groups.start]);
+            let bias = s.load(&panel.biases[group - groups.start]);
+            for block in group * blocks..(group + 1) * blocks {
+                let [sum] = block_sums::<S, W, 1>(s, w, numbers, x, block);
+                acc = x.add_block(s, block, sum, scale, bias, acc);
             }
+        }
+        return acc;
+    }
+    // Eight groups are whole blocks; only a row's last block may be incomplete.
+    for block in groups.start / PER..groups.end.div_ceil(PER) {
+        let sums = block_sums::<S, W, PER>(s, w, numbers, x, block);
+        for (index, sum) in (block * PER..groups.end).zip(sums) {
+            let scale = s.load(&panel.scales[index - groups.start]);
+            let bias = s.load(&panel.biases[index - groups.start]);
+            acc = x.add_block(s, index, sum, scale, bias, acc);
         }
     }
     acc
@@ -194,7 +208,6 @@ fn tile_sums<S: Simd, W: Source>(
 /// The activations of one token, in `n` blocks.
 struct TokenView<'a> {
     packed: &'a [[i8; BLOCK]],     // [passes, ceil(cols / 64)]
-    passes: usize,
     sums: &'a [i32],               // [n]
     scales: &'a [f32],             // [n]
     weighted: &'a [f32],           // [n]
@@ -202,17 +215,22 @@ struct TokenView<'a> {
 
 impl<'a> TokenView<'a> {
     #[inline(always)]
-    fn new<W: Source>(x: &Activations<'a>, token: usize) -> TokenView<'a> {
-        let passes = passes(x.block);
-        let packed = passes * x.cols.div_ceil(BLOCK);
-        let blocks = x.cols / x.block;
+    fn new<W: Source, const PER: usize>(x: &Activations<'a>, token: usize) -> TokenView<'a> {
+        let packed = passes(BLOCK / PER) * x.cols.div_ceil(BLOCK);
+        let blocks = x.cols / (BLOCK / PER);
         TokenView {
             packed: &W::activations(x)[token * packed..][..packed],
-            passes,
             sums: &x.sums[token * blocks..][..blocks],
             scales: &x.scales[token * blocks..][..blocks],
             weighted: &x.weighted[token * blocks..][..blocks],
         }
+    }
+
+    /// `acc = fma(sum·sx, s, acc)`, then `acc = fma(xs, b, acc)`.
+    #[inline(always)]
+    fn add_block<S: Simd>(&self, s: S, index: usize, sum: S::F, scale: S::F, bias: S::F, acc: S::F) -> S::F {
+        let acc = s.fma(s.mul(sum, s.splat(self.scales[index])), scale, acc);
+        s.fma(s.splat(self.weighted[index]), bias, acc)
     }
 
     /// What is missing from the products of activation block `index`, if there is such a block.
@@ -234,62 +252,61 @@ pub(crate) const fn passes(block: usize) -> usize {
 
 /// `f32(Σ q·code)` of the activation blocks in a block of 64 columns, for all rows of the tile.
 #[inline(always)]
-fn block_sums<S: Simd, W: Source>(
+fn block_sums<S: Simd, W: Source, const PER: usize>(
     s: S,
     w: &Quantized<'_>,
     numbers: &[usize; TILE_ROWS],
     x: &TokenView<'_>,
     block: usize,
-) -> [S::F; 4] {
-    let mut out = [s.splat(0.0); 4];
-    let wide = x.packed.len() / x.passes;
-    let per_block = BLOCK / w.block();
-    for pass in 0..x.passes {
-        let activations = s.activations(&x.packed[pass * wide + block]);
-        let mut halves = [(s.zero_partial(), s.zero_partial()); 2];
-        for (half, numbers) in halves.iter_mut().zip(numbers.as_chunks::<8>().0) {
-            *half = eight_rows::<S, W>(s, w, numbers, block, activations);
-        }
-        let [low, high] = halves;
-        if per_block == 1 {
+) -> [S::F; PER] {
+    let mut out = [s.splat(0.0); PER];
+    let passes = passes(BLOCK / PER);
+    for pass in 0..passes {
+        let activations = s.activations(&x.packed[pass * (x.packed.len() / passes) + block]);
+        let low = eight_rows::<S, W>(s, w, numbers, 0, block, activations);
+        let high = eight_rows::<S, W>(s, w, numbers, 8, block, activations);
+        if PER == 1 {
             let (low, high) = (s.add_partial(low.0, low.1), s.add_partial(high.0, high.1));
             out[0] = s.partials_to_f32(low, high, x.offset::<S, W>(block));
         } else {
-            // Half-blocks in blocks of 32; in blocks of 16 the quarters 0 and 2, then 1 and 3.
-            let second = pass + per_block / 2;
-            let index = block * per_block;
-            out[pass] = s.partials_to_f32(low.0, high.0, x.offset::<S, W>(index + pass));
-            out[second] = s.partials_to_f32(low.1, high.1, x.offset::<S, W>(index + second));
+            // Half-blocks; of blocks of 16 the quarters 0 and 2, then 1 and 3.
+            let second = pass + PER / 2;
+            out[pass] = s.partials_to_f32(low.0, high.0, x.offset::<S, W>(block * PER + pass));
+            out[second] = s.partials_to_f32(low.1, high.1, x.offset::<S, W>(block * PER + second));
         }
     }
     out
 }
 
-/// Products of eight rows with one block, summed by half-block.
+/// Products of eight rows of a tile, from row `first` on, with one block, summed by half-block.
 #[inline(always)]
 fn eight_rows<S: Simd, W: Source>(
     s: S,
     w: &Quantized<'_>,
-    numbers: &[usize; 8],
+    numbers: &[usize; TILE_ROWS],
+    first: usize,
     block: usize,
     x: S::Bytes,
 ) -> (S::Partial, S::Partial) {
     let mut partials = [s.zero_partial(); 8];
     let (bits, row_bytes) = (w.bits(), w.row_bytes());
-    let bytes = BLOCK / 8 * bits;
-    for (partial, number) in partials.iter_mut().zip(numbers) {
-        let packed = &w.codes[number * row_bytes + block * bytes..];
-        // The same place of the next tile.
-        super::prefetch(packed.as_ptr().wrapping_add(TILE_ROWS * row_bytes));
-        // What follows a row's last codes meets activations that are zero, but it has to be there.
-        *partial = if packed.len() >= BLOCK { W::dot(s, packed, bits, x) } else { edge::<S, W>(s, packed, bits, x) };
+    let column = BLOCK / 8 * bits * block;
+    let start = numbers[first] * row_bytes + column;
+    // What follows a row's last codes meets activations that are zero, but it has to be there.
+    let fits = start + 7 * row_bytes + BLOCK <= w.codes.len();
+    if fits && numbers[first + 7] == numbers[first] + 7 {
+        for (r, partial) in partials.iter_mut().enumerate() {
+            // SAFETY: the same read of the last of the eight rows ends inside the codes.
+            let packed = unsafe { &*w.codes.as_ptr().add(start + r * row_bytes).cast::<[u8; BLOCK]>() };
+            // The same place of the next tile.
+            super::prefetch(packed.as_ptr().wrapping_add(TILE_ROWS * row_bytes));
+            *partial = W::dot(s, packed, bits, x);
+        }
+    } else {
+        for (r, partial) in partials.iter_mut().enumerate() {
+            let packed = &w.codes[numbers[first + r] * row_bytes + column..];
+            *partial = W::dot(s, &padded(&packed[..packed.len().min(BLOCK)], 0), bits, x);
+        }
     }
     s.sum_halves(partials)
-}
-
-/// The last codes of a matrix, where a whole read would leave it.
-#[cold]
-#[inline(always)]
-fn edge<S: Simd, W: Source>(s: S, packed: &[u8], bits: usize, x: S::Bytes) -> S::Partial {
-    W::dot(s, &padded::<u8, BLOCK>(packed, 0), bits, x)
 }

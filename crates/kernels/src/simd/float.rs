@@ -59,17 +59,19 @@ fn tile<S: Simd, E: Element, const ROWS: usize, const TOKENS: usize>(
     first_row: usize,
     first_token: usize,
 ) {
-    let row_bytes = a.cols * E::DTYPE.bytes();
+    let (row_bytes, whole) = (a.cols * E::DTYPE.bytes(), a.cols / LANES);
     let mut w = [(&[][..], &[][..]); ROWS];
     for (r, w) in w.iter_mut().enumerate() {
-        *w = E::chunks(&a.data[(first_row + r) * row_bytes..][..row_bytes]);
+        let (chunks, tail) = E::chunks(&a.data[(first_row + r) * row_bytes..][..row_bytes]);
+        *w = (&chunks[..whole], tail);
     }
     let mut x = [(&[][..], &[][..]); TOKENS];
     for (t, x) in x.iter_mut().enumerate() {
-        *x = a.x[(first_token + t) * a.cols..][..a.cols].as_chunks::<LANES>();
+        let (chunks, tail) = a.x[(first_token + t) * a.cols..][..a.cols].as_chunks::<LANES>();
+        *x = (&chunks[..whole], tail);
     }
     let mut acc = [[s.splat(0.0); TOKENS]; ROWS];
-    for c in 0..a.cols / LANES {
+    for c in 0..whole {
         for r in 0..ROWS {
             if TOKENS == 1 {
                 prefetch(&w[r].0[c]);

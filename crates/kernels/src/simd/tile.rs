@@ -128,21 +128,20 @@ fn unpack_tile<S: Simd>(s: S, w: &Quantized<'_>, numbers: &[usize; TILE_ROWS], u
         for (codes, number) in codes.iter_mut().zip(numbers) {
             let packed = &w.codes[number * w.row_bytes() + block * bytes..];
             // As in the row kernel, columns behind the row's end are never used.
-            if packed.len() >= BLOCK {
-                unpack_block(s, w, packed, codes);
-            } else {
-                unpack_block(s, w, &padded::<u8, BLOCK>(packed, 0), codes);
+            match packed.first_chunk() {
+                Some(packed) => unpack_block(s, w, packed, codes),
+                None => unpack_block(s, w, &padded(packed, 0), codes),
             }
         }
         interleave(&codes, units);
     }
 }
 
-/// 64 codes of one row; `packed` has at least 64 bytes.
+/// 64 codes of one row.
 #[inline(always)]
-fn unpack_block<S: Simd>(s: S, w: &Quantized<'_>, packed: &[u8], codes: &mut [u8; BLOCK]) {
+fn unpack_block<S: Simd>(s: S, w: &Quantized<'_>, packed: &[u8; BLOCK], codes: &mut [u8; BLOCK]) {
     if w.bits() == 8 {
-        *codes = packed.as_chunks().0[0];
+        *codes = *packed;
         return;
     }
     for (codes, word) in codes.as_chunks_mut::<8>().0.iter_mut().zip(unpack(s, packed, w.bits())) {

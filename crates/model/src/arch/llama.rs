@@ -1,4 +1,5 @@
-//! Llama 2 and 3 (arXiv 2307.09288, 2407.21783): plain attention and SwiGLU, rotary pairs interleaved in `.base`.
+//! Llama 2 and 3 (arXiv 2307.09288, 2407.21783): plain attention and SwiGLU, rotary pairs interleaved in
+//! `.base`.
 
 use super::{ffn, rope, whole_head_rotary};
 use crate::config::Keys;

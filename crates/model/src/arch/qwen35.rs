@@ -1,4 +1,5 @@
-//! Qwen3.5 dense and mixture of experts: Gated DeltaNet (arXiv 2412.06464) with gated attention every few layers.
+//! Qwen3.5 dense and mixture of experts: Gated DeltaNet (arXiv 2412.06464) with gated attention every few
+//! layers.
 //!
 //! Attention rotates the first part of a head only and is always gated. The experts' weights are always
 //! renormalised, and every layer has one shared expert.
@@ -107,7 +108,8 @@ pub(super) fn read_gguf(arch: Arch, keys: &Keys, config: &mut Config) -> Result<
     Ok(())
 }
 
-/// `(layer_types, full_attention_interval)`; the per-layer list counts draft blocks as well, which are left out.
+/// `(layer_types, full_attention_interval)`; the per-layer list counts draft blocks as well, which are left
+/// out.
 fn gguf_layer_types(keys: &Keys, layers: usize) -> Result<(Vec<LayerType>, Option<usize>), ModelError> {
     let interval = keys.count_opt("full_attention_interval")?;
     let Some(recurrent) = keys.flags_opt("attention.recurrent_layers")? else {

@@ -1,7 +1,7 @@
 //! GGUF metadata, as written by llama.cpp's converters.
 //!
-//! `block_count` includes draft blocks; `rope.dimension_count` is the rotated width of a head; end-of-generation
-//! tokens are partly recognised by their text, as llama.cpp does.
+//! `block_count` includes draft blocks; `rope.dimension_count` is the rotated width of a head;
+//! end-of-generation tokens are partly recognised by their text, as llama.cpp does.
 
 use serde_json::{Map, Value};
 
@@ -37,7 +37,8 @@ impl Config {
     /// `tie_word_embeddings`; the caller, who sees the tensors, corrects both.
     ///
     /// # Errors
-    /// An unknown architecture, a missing key that determines the result, a wrong type, or an unsupported feature.
+    /// An unknown architecture, a missing key that determines the result, a wrong type, or an unsupported
+    /// feature.
     pub fn from_gguf(metadata: &Map<String, Value>) -> Result<(Arch, Config), ModelError> {
         let general = Keys::new(PLACE, vec![Settings::Json(metadata)]);
         let name = general

@@ -1,5 +1,5 @@
-//! `config` of a `.base` header: the keys of the original format plus three of ours, which its readers ignore:
-//! `shared_expert_intermediate_size`, `mlp_only_layers` and `mtp_num_hidden_layers`.
+//! `config` of a `.base` header: the keys of the original format plus three of ours, which its readers
+//! ignore: `shared_expert_intermediate_size`, `mlp_only_layers` and `mtp_num_hidden_layers`.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ const PLACE: &str = "the .base header's config";
 impl Config {
     /// Reads the `config` object of a `.base` header.
     ///
-    /// `tie_word_embeddings` is reported as written; files of the original converter may say `false` for a tied
-    /// model, so readers decide by the presence of `lm_head.weight`.
+    /// `tie_word_embeddings` is reported as written; files of the original converter may say `false` for a
+    /// tied model, so readers decide by the presence of `lm_head.weight`.
     ///
     /// # Errors
     /// A missing key that determines the result, a wrong type, or an unsupported feature.
@@ -55,8 +55,8 @@ impl Config {
         Ok(config)
     }
 
-    /// The `config` object of a `.base` header. Numbers that the engine holds as f32 are widened, as in files of
-    /// the original converter; keys that carry nothing are left out.
+    /// The `config` object of a `.base` header. Numbers that the engine holds as f32 are widened, as in files
+    /// of the original converter; keys that carry nothing are left out.
     pub fn to_header(&self) -> BTreeMap<String, Value> {
         let mut map = BTreeMap::new();
         let mut put = |key: &str, value: Value| {

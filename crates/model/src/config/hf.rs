@@ -1,7 +1,8 @@
 //! `config.json` of a Hugging Face checkpoint.
 //!
-//! Multimodal wrappers hold the text settings in `text_config`, some twice nested; the innermost object that has a
-//! key wins. Rotary settings stand in `rope_parameters` (transformers 5) or in `rope_theta` and `rope_scaling`.
+//! Multimodal wrappers hold the text settings in `text_config`, some twice nested; the innermost object that
+//! has a key wins. Rotary settings stand in `rope_parameters` (transformers 5) or in `rope_theta` and
+//! `rope_scaling`.
 
 use serde_json::Value;
 
@@ -18,7 +19,8 @@ impl Config {
     /// Reads `config.json` and, for further end-of-text ids, `generation_config.json`.
     ///
     /// # Errors
-    /// An unknown `model_type`, a missing key that determines the result, a wrong type, or an unsupported feature.
+    /// An unknown `model_type`, a missing key that determines the result, a wrong type, or an unsupported
+    /// feature.
     pub fn from_hf(config: &Value, generation_config: Option<&Value>) -> Result<(Arch, Config), ModelError> {
         let maps = nested(config)?;
         let keys = Keys::new(PLACE, maps);

@@ -26,7 +26,8 @@ pub struct Config {
     pub num_key_value_heads: usize,
     /// Elements of an attention head.
     pub head_dim: usize,
-    /// Width of a dense feed-forward block; for Qwen3.5-MoE the width of the shared expert, 0 if there is none.
+    /// Width of a dense feed-forward block; for Qwen3.5-MoE the width of the shared expert, 0 if there is
+    /// none.
     pub intermediate_size: usize,
     /// Rows of the embedding table.
     pub vocab_size: usize,
@@ -36,14 +37,15 @@ pub struct Config {
     pub rope_scaling: RopeScaling,
     /// Part of a head that is rotated; `None` = all of it.
     pub partial_rotary_factor: Option<f64>,
-    /// Rotary frequencies per position axis (time, height, width); equal positions make them irrelevant for text.
+    /// Rotary frequencies per position axis (time, height, width); equal positions make them irrelevant for
+    /// text.
     pub mrope_section: Vec<u32>,
     /// The axes take turns over the frequencies instead of occupying blocks.
     pub mrope_interleaved: bool,
     /// Epsilon of every RMS norm.
     pub rms_norm_eps: f32,
-    /// The embedding table is the head as well. A checkpoint's `lm_head.weight` decides; this only says what was declared
-    /// (a checkpoint that declares nothing counts as tied).
+    /// The embedding table is the head as well. A checkpoint's `lm_head.weight` decides; this only says what
+    /// was declared (a checkpoint that declares nothing counts as tied).
     pub tie_word_embeddings: bool,
     /// Longest context in tokens, if declared.
     pub max_position_embeddings: Option<usize>,

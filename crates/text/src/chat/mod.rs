@@ -13,11 +13,11 @@ use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, State, Value as Jinja};
 use serde_json::{Map, Value};
 
-use crate::TextError;
+use crate::{TextError, Tokenizer};
 
 /// What one rendering may cost, in `minijinja`'s units (about one per operation and per 64 bytes of output). A long
 /// conversation takes some hundred thousand; this stops a template that never ends within seconds.
-const FUEL: u64 = 100_000_000;
+const FUEL: u64 = 20_000_000;
 
 const NAME: &str = "chat";
 
@@ -36,7 +36,11 @@ impl ChatTemplate {
     /// If the source is not a valid template.
     pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self, TextError> {
         let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(|e| bad_syntax(&e))?;
+        let syntax = SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build()
+            .map_err(|e| bad_syntax(&e))?;
         environment.set_syntax(syntax);
         environment.set_fuel(Some(FUEL));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -44,6 +48,16 @@ impl ChatTemplate {
         python::install(&mut environment);
         environment.add_template_owned(NAME, without_generation_marks(source)).map_err(|e| bad_syntax(&e))?;
         Ok(Self { environment, bos: bos.map(str::to_owned), eos: eos.map(str::to_owned) })
+    }
+
+    /// Compiles the template that belongs to a tokenizer; `None` if the model has none.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of(tokenizer: &Tokenizer) -> Result<Option<Self>, TextError> {
+        let text = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id));
+        let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
+        tokenizer.chat_template().map(|source| Self::new(source, bos.as_deref(), eos.as_deref())).transpose()
     }
 
     /// Renders a conversation.
@@ -76,12 +90,14 @@ impl ChatTemplate {
         variables.insert("messages".to_owned(), prepared.messages);
         variables.insert("tools".to_owned(), tools.cloned().unwrap_or_default());
         let template = self.environment.get_template(NAME).map_err(|e| failure(&e))?;
-        template.render(Jinja::from(Serde(variables))).map_err(|e| match (failure(&e), prepared.odd_arguments) {
-            (TextError::TemplateFailed { reason, .. }, Some(path)) => TextError::Message {
-                path,
-                problem: format!("is not a JSON object, and the chat template needs one: {reason}"),
-            },
-            (other, _) => other,
+        template.render(Jinja::from(Serde(variables))).map_err(|e| {
+            match (failure(&e), prepared.odd_arguments) {
+                (TextError::TemplateFailed { reason, .. }, Some(path)) => TextError::Message {
+                    path,
+                    problem: format!("is not a JSON object, and the chat template needs one: {reason}"),
+                },
+                (other, _) => other,
+            }
         })
     }
 }

@@ -9,7 +9,8 @@ use serde_json::Value;
 /// Adds the functions, filters and output rules.
 pub(super) fn install(environment: &mut Environment<'static>) {
     environment.add_filter("tojson", tojson);
-    environment.add_filter("string", |value: &Jinja| float(value).map_or_else(|| value.to_string(), float_repr));
+    environment
+        .add_filter("string", |value: &Jinja| float(value).map_or_else(|| value.to_string(), float_repr));
     environment.add_function("strftime_now", strftime_now);
     environment.set_formatter(print);
 }
@@ -22,7 +23,11 @@ fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Jinja) -> Resu
 }
 
 fn float(value: &Jinja) -> Option<f64> {
-    if value.kind() == ValueKind::Number && !value.is_integer() { f64::try_from(value.clone()).ok() } else { None }
+    if value.kind() == ValueKind::Number && !value.is_integer() {
+        f64::try_from(value.clone()).ok()
+    } else {
+        None
+    }
 }
 
 /// The local date and time in a `strftime` format.
@@ -37,11 +42,14 @@ fn tojson(value: &Jinja, options: Kwargs) -> Result<String, Error> {
         return Err(Error::new(ErrorKind::UndefinedError, "tojson of an undefined value"));
     }
     let indent = options.get::<Option<usize>>("indent")?;
-    let [comma, colon] = match options.get::<Option<Vec<String>>>("separators")?.map(<[String; 2]>::try_from) {
+    let [comma, colon] = match options.get::<Option<Vec<String>>>("separators")?.map(<[String; 2]>::try_from)
+    {
         Some(Ok(separators)) => separators,
         None if indent.is_some() => [",".to_owned(), ": ".to_owned()],
         None => [", ".to_owned(), ": ".to_owned()],
-        Some(Err(_)) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: separators are not a pair")),
+        Some(Err(_)) => {
+            return Err(Error::new(ErrorKind::InvalidOperation, "tojson: separators are not a pair"));
+        }
     };
     let dump = Dump {
         indent,

@@ -97,10 +97,14 @@ impl Kind {
         match text(meta, "tokenizer.ggml.model")? {
             Some("gpt2") => {
                 let name = text(meta, "tokenizer.ggml.pre")?.ok_or_else(|| {
-                    TextError::field("tokenizer.ggml.pre", "is missing: convert the model anew with a current converter")
+                    TextError::field(
+                        "tokenizer.ggml.pre",
+                        "is missing: convert the model anew with a current converter",
+                    )
                 })?;
                 let pre = Pre::by_name(name);
-                pre.map(Self::ByteLevel).ok_or_else(|| TextError::unsupported("pre-tokenizer", name, Pre::NAMES))
+                pre.map(Self::ByteLevel)
+                    .ok_or_else(|| TextError::unsupported("pre-tokenizer", name, Pre::NAMES))
             }
             Some("llama") => Ok(Self::Spm),
             Some(other) => Err(TextError::unsupported("tokenizer model", other, "`gpt2` and `llama` are")),
@@ -135,14 +139,14 @@ fn byte_level(meta: &Map<String, Value>, vocab: &Vocab<'_>, pre: Pre) -> Result<
     let merge = |(rank, merge): (usize, &&str)| {
         // The parts may themselves begin with a space, but are not empty.
         let cut = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
-        let malformed = || TextError::field("tokenizer.ggml.merges", format!("has no second part in entry {rank}"));
+        let malformed =
+            || TextError::field("tokenizer.ggml.merges", format!("has no second part in entry {rank}"));
         cut.map(|at| json!([&merge[..at], &merge[at + 1..]])).ok_or_else(malformed)
     };
     let merges: Vec<Value> = merges.iter().enumerate().map(merge).collect::<Result<_, _>>()?;
-    let split = |pattern: &&str| {
-        json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false})
-    };
-    let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    let split = |pattern: &&str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+    let bytes =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
     let mut stages: Vec<Value> = pre.splits.iter().map(split).collect();
     stages.push(bytes.clone());
     Ok(Parts {
@@ -170,7 +174,8 @@ fn post_processor(meta: &Map<String, Value>, vocab: &Vocab<'_>, kind: Kind) -> R
     if bos.is_empty() && eos.is_empty() {
         return Ok(Value::Null);
     }
-    let special = |(_, token): &(u32, &str), type_id: u32| json!({"SpecialToken": {"id": token, "type_id": type_id}});
+    let special =
+        |(_, token): &(u32, &str), type_id: u32| json!({"SpecialToken": {"id": token, "type_id": type_id}});
     let sequence = |name: &str, type_id: u32| {
         let before = bos.iter().map(|t| special(t, type_id));
         let after = eos.iter().map(|t| special(t, type_id));
@@ -192,7 +197,11 @@ fn post_processor(meta: &Map<String, Value>, vocab: &Vocab<'_>, kind: Kind) -> R
 }
 
 /// The token to put before a text: none or one.
-fn bos<'a>(meta: &Map<String, Value>, vocab: &Vocab<'a>, kind: Kind) -> Result<Vec<(u32, &'a str)>, TextError> {
+fn bos<'a>(
+    meta: &Map<String, Value>,
+    vocab: &Vocab<'a>,
+    kind: Kind,
+) -> Result<Vec<(u32, &'a str)>, TextError> {
     let default = match kind {
         Kind::ByteLevel(pre) => pre.add_bos && token_id(meta, BOS)?.is_some(),
         Kind::Spm => true,
@@ -201,7 +210,11 @@ fn bos<'a>(meta: &Map<String, Value>, vocab: &Vocab<'a>, kind: Kind) -> Result<V
 }
 
 /// The token to put after a text: none or one.
-fn eos<'a>(meta: &Map<String, Value>, vocab: &Vocab<'a>, kind: Kind) -> Result<Vec<(u32, &'a str)>, TextError> {
+fn eos<'a>(
+    meta: &Map<String, Value>,
+    vocab: &Vocab<'a>,
+    kind: Kind,
+) -> Result<Vec<(u32, &'a str)>, TextError> {
     edge(meta, vocab, "tokenizer.ggml.add_eos_token", false, EOS, kind.default_eos())
 }
 

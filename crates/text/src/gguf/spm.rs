@@ -58,11 +58,15 @@ pub(super) fn parts(meta: &Map<String, Value>, vocab: &Vocab<'_>) -> Result<Part
 fn merges(meta: &Map<String, Value>, vocab: &Vocab<'_>) -> Result<Vec<[String; 2]>, TextError> {
     const KEY: &str = "tokenizer.ggml.scores";
     let scores = vocab::numbers(meta, KEY)?;
-    let text = |(_, _, kind): &(u32, &str, TokenType)| matches!(kind, TokenType::Normal | TokenType::UserDefined);
+    let text =
+        |(_, _, kind): &(u32, &str, TokenType)| matches!(kind, TokenType::Normal | TokenType::UserDefined);
     let mut pieces: HashMap<&str, f64> = HashMap::new();
     for (id, piece, _) in vocab.used().filter(text) {
         let score = scores.get(id as usize).copied().filter(|s| s.is_finite());
-        pieces.insert(piece, score.ok_or_else(|| TextError::field(KEY, format!("has no valid score for token {id}")))?);
+        pieces.insert(
+            piece,
+            score.ok_or_else(|| TextError::field(KEY, format!("has no valid score for token {id}")))?,
+        );
     }
     let mut merges = Vec::new();
     for (id, piece, _) in vocab.used().filter(text) {

@@ -49,7 +49,8 @@ impl<'a> Vocab<'a> {
 
     /// The tokens that can occur: without the padding (`[PAD151669]`, type unused) that rounds a vocabulary up.
     pub(crate) fn used(&self) -> impl Iterator<Item = (u32, &'a str, TokenType)> {
-        let used = |(_, (token, kind)): &(u32, &(&str, TokenType))| *kind != TokenType::Unused && !token.is_empty();
+        let used =
+            |(_, (token, kind)): &(u32, &(&str, TokenType))| *kind != TokenType::Unused && !token.is_empty();
         (0..).zip(&self.tokens).filter(used).map(|(id, &(token, kind))| (id, token, kind))
     }
 
@@ -98,7 +99,12 @@ fn token_type(value: &Value) -> Result<TokenType, TextError> {
         Some(4) => TokenType::UserDefined,
         Some(5) => TokenType::Unused,
         Some(6) => TokenType::Byte,
-        _ => return Err(TextError::field("tokenizer.ggml.token_type", format!("has an entry {value} (1 to 6 are known)"))),
+        _ => {
+            return Err(TextError::field(
+                "tokenizer.ggml.token_type",
+                format!("has an entry {value} (1 to 6 are known)"),
+            ));
+        }
     })
 }
 
@@ -125,7 +131,9 @@ pub(crate) fn token_id(meta: &Map<String, Value>, key: &str) -> Result<Option<u3
 pub(crate) fn strings<'a>(meta: &'a Map<String, Value>, key: &str) -> Result<Vec<&'a str>, TextError> {
     let value = meta.get(key).ok_or_else(|| TextError::field(key, "is missing"))?;
     let text = |(i, value): (usize, &'a Value)| {
-        value.as_str().ok_or_else(|| TextError::field(key, format!("has something other than text in entry {i}")))
+        value
+            .as_str()
+            .ok_or_else(|| TextError::field(key, format!("has something other than text in entry {i}")))
     };
     array(value, key)?.iter().enumerate().map(text).collect()
 }
@@ -134,7 +142,9 @@ pub(crate) fn strings<'a>(meta: &'a Map<String, Value>, key: &str) -> Result<Vec
 pub(crate) fn numbers(meta: &Map<String, Value>, key: &str) -> Result<Vec<f64>, TextError> {
     let value = meta.get(key).ok_or_else(|| TextError::field(key, "is missing"))?;
     let number = |(i, value): (usize, &Value)| {
-        value.as_f64().ok_or_else(|| TextError::field(key, format!("has something other than a number in entry {i}")))
+        value
+            .as_f64()
+            .ok_or_else(|| TextError::field(key, format!("has something other than a number in entry {i}")))
     };
     array(value, key)?.iter().enumerate().map(number).collect()
 }

@@ -70,11 +70,16 @@ impl Tokenizer {
                 build(json, extra)
             }
             Some("gguf") => {
-                let value = |(key, raw): (&String, &Box<RawValue>)| Ok((key.clone(), parse("tokenizer", raw.get())?));
-                Self::from_gguf(&block.iter().map(value).collect::<Result<_, TextError>>()?)
+                let mut meta = Map::new();
+                for (key, value) in block {
+                    meta.insert(key.clone(), parse("tokenizer", value.get())?);
+                }
+                Self::from_gguf(&meta)
             }
             Some(other) => Err(TextError::unsupported("tokenizer type", other, "`hf` and `gguf` are")),
-            None => Err(TextError::field("tokenizer_type", "is missing from the header: it has no tokenizer")),
+            None => {
+                Err(TextError::field("tokenizer_type", "is missing from the header: it has no tokenizer"))
+            }
         }
     }
 }
@@ -97,7 +102,12 @@ fn hf_extra(config: &Value) -> Extra {
         let token = config.get(key)?;
         token.get("content").unwrap_or(token).as_str().map(str::to_owned)
     };
-    Extra { bos: token("bos_token"), eos: token("eos_token"), ends: Vec::new(), chat_template: template(config) }
+    Extra {
+        bos: token("bos_token"),
+        eos: token("eos_token"),
+        ends: Vec::new(),
+        chat_template: template(config),
+    }
 }
 
 /// The chat template: a string, or a list of named ones of which `default` counts.
@@ -122,7 +132,8 @@ fn build(json: Value, extra: Extra) -> Result<Tokenizer, TextError> {
     for (id, token) in &added {
         let got = library.token_to_id(&token.content);
         if got != Some(*id) {
-            let problem = format!("gives `{}` the id {id}, which the vocabulary does not allow", token.content);
+            let problem =
+                format!("gives `{}` the id {id}, which the vocabulary does not allow", token.content);
             return Err(TextError::field("added_tokens", problem));
         }
     }
@@ -200,7 +211,8 @@ fn surroundings(library: &tokenizers::Tokenizer) -> Result<(Vec<u32>, Vec<u32>),
     const TEXT: u32 = u32::MAX;
     let Some(processor) = library.get_post_processor() else { return Ok((Vec::new(), Vec::new())) };
     let text = Encoding::from_tokens(vec![Token::new(TEXT, String::new(), (0, 0))], 0);
-    let around = processor.process(text, None, true).map_err(|e| TextError::tokenizer("post-processor", e))?;
+    let around =
+        processor.process(text, None, true).map_err(|e| TextError::tokenizer("post-processor", e))?;
     let mut parts = around.get_ids().splitn(2, |&id| id == TEXT).map(<[u32]>::to_vec);
     match (parts.next(), parts.next()) {
         (Some(prefix), Some(suffix)) => Ok((prefix, suffix)),

@@ -1,8 +1,8 @@
 //! The tokenizer: text to ids and ids to text.
 //!
-//! Vocabulary, merges, normaliser and added tokens are the `tokenizers` library's; splitting ([`split`], [`pretok`])
-//! and decoding ([`table`], [`stream`]) are done here, where that is faster, exact for streams, or refuses what the
-//! library passes over in silence. Truncation and padding that a `tokenizer.json` may ask for are not applied: a prompt
+//! Vocabulary, merges, normaliser and added tokens are the `tokenizers` library's; splitting (`split`, `pretok`) and
+//! decoding (`table`, `stream`) are done here, where that is faster, exact for streams, or refuses what the library
+//! passes over in silence. Truncation and padding that a `tokenizer.json` may ask for are not applied: a prompt
 //! is never cut unsaid.
 
 mod bytes;
@@ -57,7 +57,7 @@ impl Tokenizer {
     /// `add_special` puts around it what the model expects around a text (a beginning-of-sequence token, for models
     /// that have one). With `parse_special`, control tokens spelled in the text become those tokens: right for a
     /// rendered chat template. Without it they are encoded as ordinary text, so that nobody's input can end a turn or
-    /// forge one; control tokens are those flagged special and those in [`end_ids`](Self::end_ids). Added tokens that
+    /// forge one; control tokens are those flagged special and those in [`eog_ids`](Self::eog_ids). Added tokens that
     /// are plain vocabulary are matched in either case.
     ///
     /// # Errors

@@ -113,15 +113,22 @@ impl Table {
     pub(crate) fn new(vocab: &HashMap<String, u32>, decoder: &Decoder) -> Result<Self, TextError> {
         let size = vocab.values().max().map_or(0, |&id| id as usize + 1);
         if size > MAX_ID as usize {
-            return Err(TextError::field("model.vocab", format!("has an id of {} (limit {MAX_ID})", size - 1)));
+            return Err(TextError::field(
+                "model.vocab",
+                format!("has an id of {} (limit {MAX_ID})", size - 1),
+            ));
         }
         let mut tokens = vec![None; size];
         for (token, &id) in vocab {
             if let Some(other) = tokens[id as usize].replace(token) {
-                return Err(TextError::field("model.vocab", format!("gives id {id} to `{other}` and to `{token}`")));
+                return Err(TextError::field(
+                    "model.vocab",
+                    format!("gives id {id} to `{other}` and to `{token}`"),
+                ));
             }
         }
-        let mut table = Self { bytes: Vec::new(), ends: Vec::with_capacity(size), known: Vec::with_capacity(size) };
+        let mut table =
+            Self { bytes: Vec::new(), ends: Vec::with_capacity(size), known: Vec::with_capacity(size) };
         for token in tokens {
             table.known.push(token.is_some());
             if let Some(token) = token {

@@ -38,8 +38,12 @@ pub fn tokenizer() -> Tokenizer {
 /// GGUF metadata for the fixture tokenizer, with padding up to 2048 tokens.
 pub fn gguf_metadata(pre: &str) -> Map<String, Value> {
     let vocab = fixture_json("vocab.json");
-    let mut tokens: Vec<(u64, String, u64)> =
-        vocab.as_object().unwrap().iter().map(|(token, id)| (id.as_u64().unwrap(), token.clone(), 1)).collect();
+    let mut tokens: Vec<(u64, String, u64)> = vocab
+        .as_object()
+        .unwrap()
+        .iter()
+        .map(|(token, id)| (id.as_u64().unwrap(), token.clone(), 1))
+        .collect();
     for added in fixture_json("tokenizer.json")["added_tokens"].as_array().unwrap() {
         let kind = if added["special"] == true { 3 } else { 4 };
         tokens.push((added["id"].as_u64().unwrap(), added["content"].as_str().unwrap().to_owned(), kind));

@@ -1,11 +1,19 @@
 //! Runs the real binary on the fixture models.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
+
+/// Runs the command with words and paths as arguments.
+macro_rules! run {
+    ($($arg:expr),* $(,)?) => {
+        $crate::common::Said::from($crate::common::basert()$(.arg($arg))*.output().unwrap())
+    };
+}
 
 /// The `basert` command, without the caller's environment options.
 pub fn basert() -> Command {
@@ -65,14 +73,6 @@ impl From<Output> for Said {
     }
 }
 
-/// Runs the command with words and paths as arguments.
-#[macro_export]
-macro_rules! run {
-    ($($arg:expr),* $(,)?) => {
-        $crate::common::Said::from($crate::common::basert()$(.arg($arg))*.output().unwrap())
-    };
-}
-
 /// A model folder of the repository's fixtures.
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
@@ -89,16 +89,23 @@ pub fn shared_fixture(name: &str) -> Option<PathBuf> {
     None
 }
 
-/// A fixture model converted to f32, made once per test program.
+/// The llama fixture converted to f32, made once per test program.
 pub fn llama() -> &'static Path {
-    static MODEL: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-    &MODEL.get_or_init(|| converted("llama-tiny", "f32")).1
+    static MODEL: OnceLock<PathBuf> = OnceLock::new();
+    MODEL.get_or_init(|| shared("llama-tiny"))
 }
 
-/// A hybrid fixture model converted to f32, made once per test program.
+/// The hybrid fixture converted to f32, made once per test program.
 pub fn hybrid() -> &'static Path {
-    static MODEL: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-    &MODEL.get_or_init(|| converted("qwen35-dense-tiny", "f32")).1
+    static MODEL: OnceLock<PathBuf> = OnceLock::new();
+    MODEL.get_or_init(|| shared("qwen35-dense-tiny"))
+}
+
+/// Statics are never dropped, so shared models live in the build folder.
+fn shared(name: &str) -> PathBuf {
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name).with_extension("base");
+    run!("convert", fixture(name), "-o", &out, "--target", "f32", "--force").ok();
+    out
 }
 
 /// A fixture model converted to `target` in a folder of its own.
@@ -128,6 +135,23 @@ pub fn ids(value: &Value) -> Vec<u32> {
 /// `1,2,3`.
 pub fn comma_separated(ids: &[u32]) -> String {
     ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Sends ^C's signal.
+pub fn interrupt(child: &Child) {
+    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+}
+
+/// Waits until a running command has put something into an empty folder.
+#[track_caller]
+pub fn wait_for_output(child: &mut Child, folder: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while names(folder).is_empty() {
+        assert!(child.try_wait().unwrap().is_none(), "the command ended before it wrote anything");
+        assert!(Instant::now() < deadline, "the command never starts writing");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Names in a folder, sorted.

@@ -1,11 +1,12 @@
 //! Numbers about models, through the real binary.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
-use common::{Said, basert, converted, fixture, golden, hybrid, llama, names, prompt};
+use crate::common::{
+    self, Said, basert, converted, fixture, golden, hybrid, interrupt, llama, names, prompt, wait_for_output,
+};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -48,10 +49,12 @@ fn dumped_logits_are_those_of_transformers() {
             let dump = dir.path().join("logits.safetensors");
             run!("eval", &model, "--ids-file", &ids, "--dump-logits", &dump, "--kv-type", "f32").ok();
             let (found, shape) = tensor(&dump, "logits");
-            let case = golden["prompts"].as_array().unwrap().iter().find(|p| p["name"] == prompt_name).unwrap();
+            let case =
+                golden["prompts"].as_array().unwrap().iter().find(|p| p["name"] == prompt_name).unwrap();
             let positions = common::ids(&case["positions"]);
             assert_eq!(shape, [common::ids(&case["ids"]).len(), 2048]);
-            let (expected, _) = tensor(&fixture(name).join("golden.safetensors"), &format!("{prompt_name}.logits"));
+            let (expected, _) =
+                tensor(&fixture(name).join("golden.safetensors"), &format!("{prompt_name}.logits"));
             let mut worst = 0.0f32;
             for (&position, expected) in positions.iter().zip(expected.chunks_exact(2048)) {
                 let found = &found[position as usize * 2048..][..2048];
@@ -98,7 +101,8 @@ fn chunks_and_threads_do_not_change_one_bit_of_the_logits() {
     let ids = ids_file(dir.path(), "qwen35-dense-tiny", "p130");
     let dump = |chunk: &str, threads: &str| {
         let path = dir.path().join("logits.safetensors");
-        run!("eval", &model, "--ids-file", &ids, "--dump-logits", &path, "--chunk", chunk, "-t", threads).ok();
+        run!("eval", &model, "--ids-file", &ids, "--dump-logits", &path, "--chunk", chunk, "-t", threads)
+            .ok();
         fs::read(path).unwrap()
     };
     let whole = dump("130", "1");
@@ -170,10 +174,33 @@ fn inputs_that_cannot_be_scored_leave_no_dump_behind() {
     ];
     for (text, words) in cases {
         let ids = write(text);
-        run!("eval", llama(), "--ids-file", &ids, "--dump-logits", dir.path().join("l.safetensors")).fails_with(&[words]);
+        run!("eval", llama(), "--ids-file", &ids, "--dump-logits", dir.path().join("l.safetensors"))
+            .fails_with(&[words]);
         assert_eq!(names(dir.path()), ["ids.json"], "{text}");
     }
     let ids = write("[1, 2, 3]");
-    run!("eval", llama(), "--ids-file", &ids, "--dump-logits", "/no/such/l.safetensors").fails_with(&["/no/such"]);
+    run!("eval", llama(), "--ids-file", &ids, "--dump-logits", "/no/such/l.safetensors")
+        .fails_with(&["/no/such"]);
     run!("eval", llama(), "--ids-file", "no-such.json").fails_with(&["no-such.json"]);
+}
+
+#[test]
+fn an_interrupted_dump_leaves_nothing_behind() {
+    let (ids, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let file = ids.path().join("ids.json");
+    fs::write(&file, serde_json::to_string(&vec![311; 100_000]).unwrap()).unwrap();
+    let mut child = basert()
+        .arg("eval")
+        .arg(llama())
+        .args(["-c", "64", "--ids-file"])
+        .args([file.as_path(), Path::new("--dump-logits"), &out.path().join("l.safetensors")])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_for_output(&mut child, out.path());
+    interrupt(&child);
+    let said = Said::from(child.wait_with_output().unwrap());
+    assert_eq!((said.code, said.err.as_str()), (Some(130), ""));
+    assert_eq!(names(out.path()), Vec::<String>::new());
 }

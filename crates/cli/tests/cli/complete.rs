@@ -1,13 +1,13 @@
 //! Prompts become text, through the real binary.
 
-mod common;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
-use common::{Said, basert, comma_separated, converted, fixture, golden, hybrid, ids, llama, names, prompt};
+use crate::common::{
+    Said, basert, comma_separated, converted, fixture, golden, hybrid, ids, interrupt, llama, names, prompt,
+};
 use serde_json::{Value, json};
 
 /// Greedy tokens of `model` after a golden prompt.
@@ -44,7 +44,14 @@ fn threads_and_instruction_set_change_nothing() {
     let (_dir, model) = converted("qwen35-dense-tiny", "q4");
     let run = |threads: &str, isa: Option<&str>| {
         let mut command = basert();
-        command.arg("complete").arg(&model).args(["--prompt-ids", "293,83,13,1986,198", "--temp", "1", "--seed", "7"]);
+        command.arg("complete").arg(&model).args([
+            "--prompt-ids",
+            "293,83,13,1986,198",
+            "--temp",
+            "1",
+            "--seed",
+            "7",
+        ]);
         command.args(["-n", "24", "--json", "-t", threads]);
         isa.map(|isa| command.env("BASERT_ISA", isa));
         let said = Said::from(command.output().unwrap()).ok().json();
@@ -73,7 +80,8 @@ fn a_prompt_is_the_same_as_option_file_and_standard_input() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("prompt.txt");
     fs::write(&file, text).unwrap();
-    let by_file = run!("complete", llama(), "--prompt-file", &file, "--temp", "0", "-n", "8", "--json").ok().json();
+    let by_file =
+        run!("complete", llama(), "--prompt-file", &file, "--temp", "0", "-n", "8", "--json").ok().json();
     let mut child = basert()
         .arg("complete")
         .arg(llama())
@@ -100,7 +108,8 @@ fn a_stop_string_ends_the_answer_before_it() {
     let object = greedy(llama(), &[311], &["-n", "40", "--stop", "no such words", "--stop", &stop]);
     assert_eq!(object["text"], before);
     assert_eq!(object["finish_reason"], "stop");
-    let said = run!("complete", llama(), "--prompt-ids", "311", "--temp", "0", "-n", "40", "--stop", &stop).ok();
+    let said =
+        run!("complete", llama(), "--prompt-ids", "311", "--temp", "0", "-n", "40", "--stop", &stop).ok();
     assert_eq!(said.out.strip_suffix('\n').unwrap_or(&said.out), before.strip_suffix('\n').unwrap_or(before));
 }
 
@@ -121,7 +130,14 @@ fn an_end_of_sequence_token_ends_the_answer_unless_ignored() {
 fn every_sampling_option_has_an_effect() {
     let run = |more: &[&str]| {
         let mut command = basert();
-        command.arg("complete").arg(llama()).args(["--prompt-ids", "311", "-n", "30", "--json", "--ignore-eos"]);
+        command.arg("complete").arg(llama()).args([
+            "--prompt-ids",
+            "311",
+            "-n",
+            "30",
+            "--json",
+            "--ignore-eos",
+        ]);
         ids(&Said::from(command.args(more).output().unwrap()).ok().json()["ids"])
     };
     let greedy = run(&["--temp", "0"]);
@@ -148,7 +164,15 @@ fn every_sampling_option_has_an_effect() {
 fn a_fresh_seed_is_reported_so_that_the_answer_can_be_repeated() {
     let run = |more: &[&str]| {
         let mut command = basert();
-        command.arg("complete").arg(llama()).args(["--prompt-ids", "311", "-n", "20", "--json", "--temp", "1"]);
+        command.arg("complete").arg(llama()).args([
+            "--prompt-ids",
+            "311",
+            "-n",
+            "20",
+            "--json",
+            "--temp",
+            "1",
+        ]);
         Said::from(command.args(more).output().unwrap()).ok().json()
     };
     let (first, second) = (run(&[]), run(&[]));
@@ -159,7 +183,21 @@ fn a_fresh_seed_is_reported_so_that_the_answer_can_be_repeated() {
 
 #[test]
 fn options_without_effect_are_remarked_on() {
-    let said = run!("complete", llama(), "--prompt-ids", "311", "-n", "1", "--temp", "0", "--top-k", "5", "--seed", "1").ok();
+    let said = run!(
+        "complete",
+        llama(),
+        "--prompt-ids",
+        "311",
+        "-n",
+        "1",
+        "--temp",
+        "0",
+        "--top-k",
+        "5",
+        "--seed",
+        "1"
+    )
+    .ok();
     assert!(said.err.contains("note: ") && said.err.contains("--top-k, --seed"), "{said:?}");
 }
 
@@ -167,7 +205,20 @@ fn options_without_effect_are_remarked_on() {
 fn prompt_and_answer_share_the_context() {
     let ids_of = |n: usize| comma_separated(&vec![311; n]);
     let run = |n: usize, max: &str| {
-        run!("complete", llama(), "--prompt-ids", ids_of(n), "-c", "64", "-n", max, "--temp", "0", "--json", "--ignore-eos")
+        run!(
+            "complete",
+            llama(),
+            "--prompt-ids",
+            ids_of(n),
+            "-c",
+            "64",
+            "-n",
+            max,
+            "--temp",
+            "0",
+            "--json",
+            "--ignore-eos"
+        )
     };
     let object = run(63, "8").ok().json();
     assert_eq!((ids(&object["ids"]).len(), &object["finish_reason"]), (1, &json!("length")));
@@ -175,8 +226,12 @@ fn prompt_and_answer_share_the_context() {
     for n in [64, 65] {
         run(n, "8").fails_with(&[&format!("{n} tokens"), "context of 64", "hint: "]);
     }
-    let said = run!("complete", llama(), "--prompt-ids", ids_of(60), "-c", "64", "-n", "9", "--ignore-eos").ok();
-    assert!(said.err.contains("context of 64") && said.err.contains("60") && said.err.contains("4 generated"), "{said:?}");
+    let said =
+        run!("complete", llama(), "--prompt-ids", ids_of(60), "-c", "64", "-n", "9", "--ignore-eos").ok();
+    assert!(
+        said.err.contains("context of 64") && said.err.contains("60") && said.err.contains("4 generated"),
+        "{said:?}"
+    );
 }
 
 #[test]
@@ -213,7 +268,15 @@ fn threads_and_context_come_from_the_flag_before_the_environment() {
     };
     assert_eq!(run(&[]), (Some(1), Some(96)));
     assert_eq!(run(&["-t", "2", "-c", "128"]), (Some(2), Some(128)));
-    let said = Said::from(basert().arg("complete").arg(llama()).args(["-p", "a"]).env("BASERT_THREADS", "many").output().unwrap());
+    let said = Said::from(
+        basert()
+            .arg("complete")
+            .arg(llama())
+            .args(["-p", "a"])
+            .env("BASERT_THREADS", "many")
+            .output()
+            .unwrap(),
+    );
     assert_eq!(said.code, Some(2), "{said:?}");
 }
 
@@ -222,13 +285,17 @@ fn planned_cache_memory_is_the_geometry_that_inspect_shows() {
     let facts = run!("inspect", hybrid(), "--json").ok().json();
     let selected = &greedy(hybrid(), &[311], &["-n", "1", "-c", "256"])["selected"];
     let number = |v: &Value| v.as_u64().unwrap();
-    assert_eq!(number(&facts["model"]["kv_cache"]["bytes_per_token_f16"]) * 256, number(&selected["memory"]["kv"]));
+    assert_eq!(
+        number(&facts["model"]["kv_cache"]["bytes_per_token_f16"]) * 256,
+        number(&selected["memory"]["kv"])
+    );
     assert_eq!(number(&facts["model"]["state_bytes_per_sequence"]), number(&selected["memory"]["state"]));
 }
 
 #[test]
 fn verbose_shows_what_was_selected_on_standard_error_only() {
-    let said = run!("complete", hybrid(), "--prompt-ids", "311", "-n", "2", "-v", "-t", "2", "-c", "256").ok();
+    let said =
+        run!("complete", hybrid(), "--prompt-ids", "311", "-n", "2", "-v", "-t", "2", "-c", "256").ok();
     for words in [
         "model        qwen35: 2 full-attention + 6 linear",
         "isa          ",
@@ -339,8 +406,7 @@ fn an_interrupt_ends_the_answer_and_keeps_what_there_is() {
     let mut out = child.stdout.take().unwrap();
     let mut text = vec![0; 20];
     out.read_exact(&mut text).unwrap();
-    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(kill.success());
+    interrupt(&child);
     out.read_to_end(&mut text).unwrap();
     let said = Said::from(child.wait_with_output().unwrap());
     assert_eq!((said.code, said.err.as_str()), (Some(130), ""));

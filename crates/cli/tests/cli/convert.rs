@@ -1,13 +1,10 @@
 //! Checkpoints become files, and files say what they are.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
 
-use common::{basert, fixture, names};
+use crate::common::{Said, basert, converted, fixture, interrupt, names, wait_for_output};
 use serde_json::{Value, json};
 
 #[test]
@@ -36,14 +33,15 @@ fn a_hybrid_checkpoint_keeps_its_draft_and_vision_tensors_and_says_so() {
     assert_eq!(facts["checksums_correct"], true);
     let tensors = facts["tensors"]["tensors"].as_u64().unwrap();
     assert_eq!(facts["tensor_list"].as_array().unwrap().len() as u64, tensors + 21);
-    let by_dtype: u64 = facts["dtypes"].as_array().unwrap().iter().map(|d| d["tensors"].as_u64().unwrap()).sum();
+    let by_dtype: u64 =
+        facts["dtypes"].as_array().unwrap().iter().map(|d| d["tensors"].as_u64().unwrap()).sum();
     assert_eq!(by_dtype, tensors);
     assert_eq!(report["written"]["tensors"].as_u64().unwrap(), tensors + 21);
 }
 
 #[test]
 fn the_text_form_says_the_same_and_never_that_a_signature_was_checked() {
-    let (_dir, model) = common::converted("qwen35-dense-tiny", "q4");
+    let (_dir, model) = converted("qwen35-dense-tiny", "q4");
     let text = run!("inspect", &model, "--tensors").ok().out;
     for words in [
         "arch            qwen35\n",
@@ -67,7 +65,7 @@ fn every_target_converts_and_is_found_again() {
     let targets = ["q2", "base-q3", "base-q4", "q5", "q6", "q8", "bf16", "f16", "f32"];
     let mut sizes = Vec::new();
     for target in targets {
-        let (_dir, model) = common::converted("qwen3-dense-tiny", target);
+        let (_dir, model) = converted("qwen3-dense-tiny", target);
         let facts = run!("inspect", &model, "--json", "--verify-checksums").ok().json();
         let dtype = match target.trim_start_matches("base-") {
             q if q.starts_with('q') => format!("base_{q}"),
@@ -84,8 +82,13 @@ fn every_target_converts_and_is_found_again() {
 fn the_output_is_named_after_source_and_target_and_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let convert = |more: &[&str]| {
-        let output = basert().current_dir(&dir).arg("convert").arg(fixture("llama-tiny").canonicalize().unwrap()).args(more).output();
-        common::Said::from(output.unwrap())
+        let output = basert()
+            .current_dir(&dir)
+            .arg("convert")
+            .arg(fixture("llama-tiny").canonicalize().unwrap())
+            .args(more)
+            .output();
+        Said::from(output.unwrap())
     };
     let said = convert(&["--target", "q8"]).ok();
     assert!(said.out.contains("wrote llama-tiny-base-q8.base"), "{said:?}");
@@ -133,15 +136,9 @@ fn an_interrupted_conversion_leaves_nothing_behind() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while names(dir.path()).is_empty() {
-        assert!(child.try_wait().unwrap().is_none(), "{:?}", common::Said::from(child.wait_with_output().unwrap()));
-        assert!(Instant::now() < deadline, "the conversion never starts writing");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(kill.success());
-    let said = common::Said::from(child.wait_with_output().unwrap());
+    wait_for_output(&mut child, dir.path());
+    interrupt(&child);
+    let said = Said::from(child.wait_with_output().unwrap());
     assert_eq!((said.code, said.err.as_str()), (Some(130), ""));
     assert_eq!(names(dir.path()), Vec::<String>::new());
 }

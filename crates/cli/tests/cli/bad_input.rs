@@ -1,11 +1,9 @@
 //! Files from strangers: whatever is wrong with them is one sentence, a non-zero status and nothing left behind.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{fixture, llama, names};
+use crate::common::{self, fixture, llama, names};
 use serde_json::{Value, json};
 
 /// Runs every reading command on a damaged model file.
@@ -71,9 +69,17 @@ fn files_that_end_early_are_refused_wherever_they_end() {
 fn headers_that_contradict_themselves_are_refused_with_the_tensor_named() {
     let dir = tempfile::tempdir().unwrap();
     let cases: [(&str, &str, &[&str]); 6] = [
-        (r#""name":"final_norm.weight""#, r#""name":"embed_tokens.weight""#, &["embed_tokens.weight", "twice"]),
+        (
+            r#""name":"final_norm.weight""#,
+            r#""name":"embed_tokens.weight""#,
+            &["embed_tokens.weight", "twice"],
+        ),
         (r#""shape":[2048,128]"#, r#""shape":[2048,129]"#, &["embed_tokens.weight"]),
-        (r#""shape":[2048,128]"#, r#""shape":[18446744073709551615,18446744073709551615]"#, &["embed_tokens.weight"]),
+        (
+            r#""shape":[2048,128]"#,
+            r#""shape":[18446744073709551615,18446744073709551615]"#,
+            &["embed_tokens.weight"],
+        ),
         (r#""dtype":"f32""#, r#""dtype":"f31""#, &["f31"]),
         (r#""quant_scheme":"bf16""#, r#""quant_scheme":"best""#, &["best"]),
         (r#"{"schema""#, r#"{"schema":1,"#, &["header"]),
@@ -90,7 +96,8 @@ fn headers_that_contradict_themselves_are_refused_with_the_tensor_named() {
 #[test]
 fn an_architecture_of_the_future_can_be_inspected_but_not_run() {
     let dir = tempfile::tempdir().unwrap();
-    let path = with_header(dir.path(), |header| header.replacen(r#""arch":"llama""#, r#""arch":"qwen9_omni""#, 1));
+    let path =
+        with_header(dir.path(), |header| header.replacen(r#""arch":"llama""#, r#""arch":"qwen9_omni""#, 1));
     let said = run!("inspect", &path).ok();
     for words in ["qwen9_omni", "not runnable", "2, of kinds that this version does not know", "f32"] {
         assert!(said.out.contains(words), "no '{words}' in {said:?}");
@@ -104,7 +111,8 @@ fn a_flipped_bit_is_found_by_its_checksum_and_the_tensor_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("flipped.base");
     let facts = run!("inspect", llama(), "--json", "--tensors").ok().json();
-    let tensor = facts["tensor_list"].as_array().unwrap().iter().find(|t| t["name"] == "layers.1.mlp.up_proj.weight");
+    let tensor =
+        facts["tensor_list"].as_array().unwrap().iter().find(|t| t["name"] == "layers.1.mlp.up_proj.weight");
     let offset = tensor.unwrap()["offset"].as_u64().unwrap() as usize;
     let mut bytes = fs::read(llama()).unwrap();
     let header_len = u64::from_le_bytes(bytes[8..16].try_into().unwrap()) as usize;
@@ -232,7 +240,8 @@ fn missing_and_misshapen_tensors_are_named() {
 
 #[test]
 fn configurations_that_fit_no_model_are_refused() {
-    let cases: [(fn(&mut Value), &[&str]); 4] = [
+    type Edit = fn(&mut Value);
+    let cases: [(Edit, &[&str]); 4] = [
         (|c| c["model_type"] = json!("llama9"), &["config.json", "llama9"]),
         (|c| c["num_hidden_layers"] = json!(3), &["layers.2."]),
         (|c| c["num_attention_heads"] = json!(0), &["config.json", "num_attention_heads"]),
@@ -260,7 +269,8 @@ fn shards_that_are_missing_or_lead_in_circles_are_named() {
         let tensors = header.as_object().unwrap().keys().filter(|k| *k != "__metadata__");
         let map: serde_json::Map<String, Value> = tensors.map(|k| (k.clone(), json!(shard))).collect();
         fs::remove_file(source.path("model.safetensors")).unwrap();
-        fs::write(source.path("model.safetensors.index.json"), json!({"weight_map": map}).to_string()).unwrap();
+        fs::write(source.path("model.safetensors.index.json"), json!({"weight_map": map}).to_string())
+            .unwrap();
         source
     };
     let shard = "model-00001-of-00001.safetensors";
@@ -290,7 +300,7 @@ fn sources_that_are_no_checkpoints_are_refused() {
     let file = dir.path().join("notes.txt");
     fs::write(&file, "hello").unwrap();
     refused(&file, &["notes.txt"]);
-    refused(llama(), &["model.base"]);
+    refused(llama(), &["llama-tiny.base"]);
 }
 
 #[test]
@@ -305,9 +315,28 @@ fn damaged_gguf_files_are_refused() {
     };
     let gguf = |tensor_type: u32, architecture: &str| {
         let string = |s: &str| [&(s.len() as u64).to_le_bytes(), s.as_bytes()].concat();
-        let mut bytes = [&b"GGUF"[..], &3u32.to_le_bytes(), &1u64.to_le_bytes(), &1u64.to_le_bytes()].concat();
-        bytes.extend([string("general.architecture"), 8u32.to_le_bytes().to_vec(), string(architecture)].concat());
-        bytes.extend([string("token_embd.weight"), 1u32.to_le_bytes().to_vec(), 256u64.to_le_bytes().to_vec()].concat());
+        let mut metadata =
+            [string("general.architecture"), 8u32.to_le_bytes().to_vec(), string(architecture)].concat();
+        let sizes = [
+            ("block_count", 1),
+            ("context_length", 64),
+            ("embedding_length", 256),
+            ("feed_forward_length", 64),
+            ("attention.head_count", 2),
+            ("attention.head_count_kv", 2),
+            ("vocab_size", 4),
+        ];
+        for (key, value) in sizes {
+            metadata.extend([string(&format!("llama.{key}")), 4u32.to_le_bytes().to_vec()].concat());
+            metadata.extend(u32::to_le_bytes(value));
+        }
+        metadata
+            .extend([string("llama.attention.layer_norm_rms_epsilon"), 6u32.to_le_bytes().to_vec()].concat());
+        metadata.extend(1e-5f32.to_le_bytes());
+        let counts = [1u64.to_le_bytes(), (sizes.len() as u64 + 2).to_le_bytes()].concat();
+        let mut bytes = [&b"GGUF"[..], &3u32.to_le_bytes(), &counts, &metadata].concat();
+        bytes.extend([string("token_embd.weight"), 2u32.to_le_bytes().to_vec()].concat());
+        bytes.extend([256u64.to_le_bytes(), 4u64.to_le_bytes()].concat());
         bytes.extend([&tensor_type.to_le_bytes()[..], &0u64.to_le_bytes()].concat());
         bytes.resize(bytes.len().next_multiple_of(32) + 4096, 0);
         bytes
@@ -328,17 +357,31 @@ fn damaged_gguf_files_are_refused() {
 fn a_real_gguf_converts_and_runs_like_its_reference() {
     let Some(path) = common::shared_fixture("gguf/llama-tiny-F16.gguf") else { return };
     let golden: Value =
-        serde_json::from_slice(&fs::read(path.with_file_name("llama-tiny-F16.golden.json")).unwrap()).unwrap();
+        serde_json::from_slice(&fs::read(path.with_file_name("llama-tiny-F16.golden.json")).unwrap())
+            .unwrap();
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("m.base");
     run!("convert", &path, "-o", &model, "--target", "f32").ok();
     let prompt = common::prompt(&golden, "p5");
     let object = run!(
-        "complete", &model, "--prompt-ids", common::comma_separated(&prompt), "--temp", "0", "-n", "1", "--ignore-eos", "--json",
-        "--kv-type", "f32"
+        "complete",
+        &model,
+        "--prompt-ids",
+        common::comma_separated(&prompt),
+        "--temp",
+        "0",
+        "-n",
+        "1",
+        "--ignore-eos",
+        "--json",
+        "--kv-type",
+        "f32"
     )
     .ok()
     .json();
-    let last = golden["prompts"].as_array().unwrap().iter().find(|p| p["name"] == "p5").unwrap()["argmax"].as_array().unwrap().last();
+    let last = golden["prompts"].as_array().unwrap().iter().find(|p| p["name"] == "p5").unwrap()["argmax"]
+        .as_array()
+        .unwrap()
+        .last();
     assert_eq!(object["ids"][0], *last.unwrap());
 }

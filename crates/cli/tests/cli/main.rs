@@ -1,0 +1,12 @@
+//! End to end through the real binary, on the fixture models: what is typed, what is said, what is left on the disk.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+#[macro_use]
+mod common;
+
+mod bad_input;
+mod complete;
+mod convert;
+mod eval;
+mod help;
