@@ -10,7 +10,9 @@ use crate::options::{PromptOptions, RunOptions, SamplingOptions, positive, stop_
 
 /// Turn a checkpoint into one verified .base file and run it.
 #[derive(Debug, Parser)]
-#[command(name = "basert", version, after_help = FIRST_STEPS, max_term_width = 110, arg_required_else_help = true)]
+#[command(
+    name = "basert", version, after_help = FIRST_STEPS, max_term_width = 110, arg_required_else_help = true
+)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -67,7 +69,7 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "TARGET", default_value = "base-q4", value_parser = target)]
     pub target: Target,
 
-    /// Weights that share a scale: 32, 64 or 128 [default: 64, for q8 128]
+    /// Weights that share a scale: 32, 64 or 128 [default: 32 for q2 and q3, 64 for q4 to q6, 128 for q8]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub group: Option<usize>,
 
@@ -84,7 +86,10 @@ pub struct ConvertArgs {
     pub force: bool,
 
     /// Worker threads [default: the CPUs this process may use, by affinity and cgroup quota]
-    #[arg(short = 't', long, value_name = "N", env = "BASERT_THREADS", hide_env_values = true, value_parser = positive)]
+    #[arg(
+        short = 't', long, value_name = "N", env = "BASERT_THREADS", hide_env_values = true,
+        value_parser = positive
+    )]
     pub threads: Option<usize>,
 
     /// Print the report as one JSON object
@@ -112,7 +117,7 @@ Examples:
   basert inspect qwen3.base
   basert inspect qwen3.base --tensors
   basert inspect qwen3.base --verify-checksums
-  basert inspect qwen3.base --json | jq .kv_cache.bytes_per_token_f16";
+  basert inspect qwen3.base --json | jq .model.kv_cache.bytes_per_token_f16";
 
 #[derive(Args, Debug)]
 pub struct InspectArgs {

@@ -1,4 +1,5 @@
-//! A `.base` file as the running commands see it: weights for the engine, tokenizer, chat template, recommendations.
+//! A `.base` file as the running commands see it: weights for the engine, tokenizer, chat template and what its
+//! checkpoint recommends.
 
 use std::io::Read;
 use std::path::Path;
@@ -52,7 +53,8 @@ fn not_found(path: &Path) -> Failure {
     if Path::new(&with_extension).is_file() {
         failure.hint(format!("did you mean {}?", quoted(Path::new(&with_extension))))
     } else {
-        failure.hint("a model file is made from a Hugging Face directory or a GGUF file: basert convert SOURCE -o MODEL.base")
+        let hint = "a model file is made from a Hugging Face directory or a GGUF file: basert convert SOURCE -o MODEL.base";
+        failure.hint(hint)
     }
 }
 
@@ -141,7 +143,8 @@ impl Bundle {
         model(self.file.header()).ok().and_then(|spec| spec.max_context)
     }
 
-    /// A system message, if any, and a user message as the model's template writes them, up to where the answer begins.
+    /// A system message, if any, and a user message as the model's template writes them, up to where the answer
+    /// begins.
     ///
     /// # Errors
     /// A file without a template, or a template that refuses the conversation.

@@ -90,8 +90,8 @@ fn check_output(source: &Path, output: &Path, force: bool) -> Outcome {
     Ok(())
 }
 
-/// A folder beside the output that holds the unfinished file, so that ^C can remove all of it at once, in the middle
-/// of a tensor, without the converter's help.
+/// A folder beside the output that holds the unfinished file, so that ^C can remove all of it at once, in the
+/// middle of a tensor, without the converter's help.
 struct Staging {
     /// Removed when it is dropped.
     _folder: TempDir,

@@ -102,7 +102,8 @@ impl Measured {
         match self {
             Measured::One(p) => format!("{}\n", perplexity_line(p, plan)),
             Measured::Both(d) => format!(
-                "model:      {}\nreference:  {}\nKL divergence {} nats per token (largest {:.3e}), same likeliest token at {:.2} % of {} positions\n",
+                "model:      {}\nreference:  {}\nKL divergence {} nats per token (largest {:.3e}), \
+                 same likeliest token at {:.2} % of {} positions\n",
                 perplexity_line(&d.candidate, plan),
                 perplexity_line(&d.reference, plan),
                 scientific(&d.kl),

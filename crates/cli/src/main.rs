@@ -1,8 +1,8 @@
 //! The `basert` command: arguments in, words out, no logic of its own.
 //!
 //! One module per command (`convert`, `inspect`, `complete`, `eval`). `args` and `options` say what can be typed,
-//! `output` is the only place that writes to the terminal, `failure` is how a command ends badly. Exit status: 0 when
-//! all is well, 1 on an error, 2 on wrong usage, 130 after ^C.
+//! `output` is the only place that writes to the terminal, `failure` is how a command ends badly. Exit status: 0
+//! when all is well, 1 on an error, 2 on wrong usage, 130 after ^C.
 
 mod args;
 mod bundle;

@@ -21,11 +21,17 @@ const SAMPLING: &str = "Sampling";
 #[derive(Args, Clone, Debug)]
 pub struct RunOptions {
     /// Worker threads [default: the CPUs this process may use, by affinity and cgroup quota]
-    #[arg(short = 't', long, value_name = "N", env = "BASERT_THREADS", hide_env_values = true, value_parser = positive, help_heading = ENGINE)]
+    #[arg(
+        short = 't', long, value_name = "N", env = "BASERT_THREADS", hide_env_values = true,
+        value_parser = positive, help_heading = ENGINE
+    )]
     pub threads: Option<usize>,
 
     /// Tokens that prompt and answer may take together [default: the model's own limit, if it fits]
-    #[arg(short, long, value_name = "N", env = "BASERT_CONTEXT", hide_env_values = true, value_parser = positive, help_heading = ENGINE)]
+    #[arg(
+        short, long, value_name = "N", env = "BASERT_CONTEXT", hide_env_values = true,
+        value_parser = positive, help_heading = ENGINE
+    )]
     pub context: Option<usize>,
 
     #[command(flatten)]
@@ -47,11 +53,17 @@ impl RunOptions {
 #[derive(Args, Clone, Debug, Default)]
 struct RawKv {
     /// Bits per element of the KV cache: 16, 8, 4, or 84 for 8-bit K and 4-bit V (only 16 for now)
-    #[arg(long, value_name = "16|8|4|84", env = "BASERT_KV_BITS", hide_env_values = true, value_parser = ["16", "8", "4", "84"], hide_possible_values = true, help_heading = ENGINE)]
+    #[arg(
+        long, value_name = "16|8|4|84", env = "BASERT_KV_BITS", hide_env_values = true,
+        value_parser = ["16", "8", "4", "84"], hide_possible_values = true, help_heading = ENGINE
+    )]
     kv_bits: Option<String>,
 
     /// Types of the KV cache, such as f16 or k=f32,v=f16 [default: f16]
-    #[arg(long, value_name = "TYPE", env = "BASERT_KV_TYPE", hide_env_values = true, value_parser = kv_type, help_heading = ENGINE)]
+    #[arg(
+        long, value_name = "TYPE", env = "BASERT_KV_TYPE", hide_env_values = true, value_parser = kv_type,
+        help_heading = ENGINE
+    )]
     kv_type: Option<KvChoice>,
 }
 
@@ -257,7 +269,10 @@ pub struct SamplingOptions {
     pub frequency_penalty: Option<f32>,
 
     /// Add V to the logit of token ID; -inf bans it
-    #[arg(long, value_name = "ID=V,…", value_delimiter = ',', value_parser = logit_bias, help_heading = SAMPLING)]
+    #[arg(
+        long, value_name = "ID=V,…", value_delimiter = ',', value_parser = logit_bias,
+        help_heading = SAMPLING
+    )]
     pub logit_bias: Vec<(u32, f32)>,
 
     /// Seed of the draws, for a repeatable answer [default: a fresh one, shown by -v and --json]

@@ -11,7 +11,7 @@ pub fn bytes(total: u64) -> ProgressBar {
 
 /// A bar over `total` tokens.
 pub fn tokens(total: u64) -> ProgressBar {
-    bar(total, "{wide_bar} {pos:>8} / {len} tokens  {per_sec:>12}  {eta:>4}  {msg}")
+    bar(total, "{wide_bar} {pos:>8} / {len} tokens  {eta:>4}")
 }
 
 fn bar(total: u64, template: &str) -> ProgressBar {

@@ -8,7 +8,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use basert_kernels::{
-    Buffer, Cpu, DeltaScratch, DeltaShape, Isa, KvDtype, KvGeometry, LinearJob, Matrix, Scratch, default_threads,
+    Buffer, Cpu, DeltaScratch, DeltaShape, Isa, KvDtype, KvGeometry, LinearJob, Matrix, Scratch,
+    default_threads,
 };
 use basert_quant::{Encoding, FloatDtype, Fp4, ScaleDtype};
 
@@ -43,7 +44,9 @@ fn read_speed(bytes: &[u8], threads: usize) -> f64 {
             for part in bytes.chunks(bytes.len().div_ceil(threads)) {
                 scope.spawn(move || {
                     let words = part.as_chunks::<8>().0;
-                    black_box(words.iter().fold(0u64, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word))));
+                    black_box(
+                        words.iter().fold(0u64, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word))),
+                    );
                 });
             }
         });
@@ -118,7 +121,8 @@ fn attention(cpu: &Cpu, plain: &Cpu) {
         let q = floats(tokens * heads * 128);
         let mut out = vec![0.0; q.len()];
         let first = context as usize - tokens;
-        let mut time = |cpu: &Cpu| seconds(|| cpu.attention(&geo, &k, &v, &pages, first, &q, heads, 0.1, &mut out));
+        let mut time =
+            |cpu: &Cpu| seconds(|| cpu.attention(&geo, &k, &v, &pages, first, &q, heads, 0.1, &mut out));
         let (fast, reference) = (time(cpu), time(plain));
         let macs = (2 * tokens * heads * 128 * context as usize) as f64;
         println!(
@@ -141,7 +145,15 @@ fn delta(cpu: &Cpu, plain: &Cpu) {
         let mut time = |cpu: &Cpu| {
             seconds(|| {
                 cpu.gated_delta(
-                    &shape, &mut scratch, &qkv, &gates, &gates, &decay, &decay, &mut state, &mut out,
+                    &shape,
+                    &mut scratch,
+                    &qkv,
+                    &gates,
+                    &gates,
+                    &decay,
+                    &decay,
+                    &mut state,
+                    &mut out,
                 );
             })
         };

@@ -1,4 +1,6 @@
 //! The device object: an instruction set, a thread pool and every operation of the forward pass.
+// An operation's operands are its arguments; a struct for each would only name them twice.
+#![allow(clippy::too_many_arguments)]
 
 mod attention;
 mod delta;

@@ -1,6 +1,5 @@
 //! What the kernels refuse, before any arithmetic runs.
 
-
 use basert_quant::QuantError;
 use thiserror::Error;
 

@@ -1,9 +1,9 @@
 //! Dispatch: one kernel, run by its reference or compiled for the instruction set that was detected.
 
 use crate::Isa;
+use crate::vector::Simd;
 #[cfg(target_arch = "x86_64")]
 use crate::vector::{avx2::Avx2, avx512::Avx512};
-use crate::vector::Simd;
 
 /// One piece of work of one operation: its arguments, its definition and its vectorised form. Both give the same bits
 /// for every input (two NaNs count as the same).

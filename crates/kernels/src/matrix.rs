@@ -73,7 +73,7 @@ impl<'a> Matrix<'a> {
         if let Encoding::Super(kind) = encoding {
             return Err(KernelError::Encoding { encoding: kind.name() });
         }
-        if matches!(encoding, Encoding::Affine { .. }) && !(matches!(group, 16 | 32) || group % 64 == 0) {
+        if matches!(encoding, Encoding::Affine { .. }) && !(matches!(group, 16 | 32) || group.is_multiple_of(64)) {
             return Err(KernelError::Group { group });
         }
         if group == 0 || !cols.is_multiple_of(group) {
@@ -104,7 +104,8 @@ impl<'a> Matrix<'a> {
     /// If the range is not inside the matrix.
     pub fn slice_rows(&self, range: Range<usize>) -> Matrix<'a> {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
-        let cut = |region: &'a [u8], row_bytes: usize| &region[range.start * row_bytes..range.end * row_bytes];
+        let cut =
+            |region: &'a [u8], row_bytes: usize| &region[range.start * row_bytes..range.end * row_bytes];
         let weights = match self.weights {
             Weights::Float { dtype, data } => {
                 Weights::Float { dtype, data: cut(data, self.cols * dtype.bytes()) }

@@ -212,12 +212,8 @@ impl Shared {
             let state = self.state.load(Ordering::Acquire);
             let number = state & !(JOB - 1);
             if number != seen && state & CLOSED == 0 {
-                let entered = self.state.compare_exchange_weak(
-                    state,
-                    state + 1,
-                    Ordering::AcqRel,
-                    Ordering::Relaxed,
-                );
+                let entered =
+                    self.state.compare_exchange_weak(state, state + 1, Ordering::AcqRel, Ordering::Relaxed);
                 if entered.is_ok() {
                     return Some(number);
                 }

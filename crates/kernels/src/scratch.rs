@@ -6,11 +6,16 @@ use std::cell::RefCell;
 #[derive(Default)]
 pub(crate) struct Local {
     pub bytes: Vec<u8>,
-    pub tile: Vec<[u8; 64]>,
-    pub scales: Vec<[f32; 16]>,
-    pub biases: Vec<[f32; 16]>,
     pub floats: Vec<f32>,
+    pub lines: Vec<Line<[f32; 16]>>,
+    pub biases: Vec<Line<[f32; 16]>>,
+    pub tile: Vec<Line<[u8; 64]>>,
 }
+
+/// 64 bytes that are one cache line, so that no vector of them straddles two.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Line<T>(pub T);
 
 thread_local! {
     static LOCAL: RefCell<Local> = RefCell::default();

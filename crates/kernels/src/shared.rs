@@ -38,7 +38,10 @@ impl<'a, T> SharedMut<'a, T> {
     /// If the block is not inside the matrix.
     pub unsafe fn block(&self, rows: Range<usize>, columns: Range<usize>) -> ColumnBlock<'_, T> {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "block rows outside the matrix");
-        assert!(columns.start <= columns.end && columns.end <= self.stride, "block columns outside the matrix");
+        assert!(
+            columns.start <= columns.end && columns.end <= self.stride,
+            "block columns outside the matrix"
+        );
         ColumnBlock {
             base: self.base.wrapping_add(rows.start * self.stride + columns.start),
             rows: rows.len(),

@@ -3,6 +3,8 @@
 //! Everything here is `#[inline(always)]` so that it is compiled inside the instruction set's entry function (see
 //! `level`), and avoids closures around vectors, which would be functions of their own. Operations that the compiler
 //! vectorises by itself run their reference, compiled for the instruction set.
+// Small tiles of vectors are indexed side by side; zipped iterators would hide which row meets which token.
+#![allow(clippy::needless_range_loop)]
 
 pub(crate) mod affine;
 mod attention;
@@ -42,14 +44,22 @@ macro_rules! kernel {
 kernel!(reference::norm::RmsNorm<'_>, reference::norm::rms_norm, norm::rms_norm);
 kernel!(reference::norm::GatedRmsNorm<'_>, reference::norm::gated_rms_norm, norm::gated_rms_norm);
 kernel!(reference::elementwise::SiluMul<'_>, reference::elementwise::silu_mul, elementwise::silu_mul);
-kernel!(reference::elementwise::SigmoidMul<'_>, reference::elementwise::sigmoid_mul, elementwise::sigmoid_mul);
+kernel!(
+    reference::elementwise::SigmoidMul<'_>,
+    reference::elementwise::sigmoid_mul,
+    elementwise::sigmoid_mul
+);
 kernel!(reference::elementwise::AddScaled<'_>, reference::elementwise::add_scaled);
 kernel!(reference::elementwise::SigmoidScaleRows<'_>, reference::elementwise::sigmoid_scale_rows);
 kernel!(reference::rope::Rope<'_>, reference::rope::rope);
 kernel!(reference::quantize::Quantize<'_>, reference::quantize::quantize, quantize::quantize);
 kernel!(reference::affine::AffineLinear<'_>, reference::affine::affine_linear, affine::affine_linear);
 kernel!(reference::float::FloatLinear<'_>, reference::float::float_linear, float::float_linear);
-kernel!(reference::attention::AttentionSegment<'_>, reference::attention::attention_segment, attention::attention_segment);
+kernel!(
+    reference::attention::AttentionSegment<'_>,
+    reference::attention::attention_segment,
+    attention::attention_segment
+);
 kernel!(reference::attention::MergeSegments<'_>, reference::attention::merge_segments);
 kernel!(reference::attention::FinishHeads<'_>, reference::attention::finish_heads);
 kernel!(reference::attention::StoreKv<'_>, reference::attention::store_kv, attention::store_kv);

@@ -145,7 +145,8 @@ mod tests {
         ];
         let tree = Tree::new("v1", &files);
         assert_eq!(quota(&tree.0, "9:cpuset:/x\n4:cpu,cpuacct:/x\n1:name=systemd:/x\n"), Some(3));
-        let tree = Tree::new("v1-none", &[("cpu/cpu.cfs_quota_us", "-1"), ("cpu/cpu.cfs_period_us", "100000")]);
+        let tree =
+            Tree::new("v1-none", &[("cpu/cpu.cfs_quota_us", "-1"), ("cpu/cpu.cfs_period_us", "100000")]);
         assert_eq!(quota(&tree.0, "4:cpu,cpuacct:/\n"), None);
     }
 

@@ -11,8 +11,8 @@ use crate::MeasureError;
 pub struct Plan {
     /// Tokens that are read from an empty cache before the next window starts; at most the engine's context.
     pub window: usize,
-    /// Tokens per step: bounds the logits held at a time to `[chunk, vocab]`. At most what the engine was loaded for, in
-    /// step tokens and in rows of logits.
+    /// Tokens per step: bounds the logits held at a time to `[chunk, vocab]`. At most what the engine was loaded
+    /// for, in step tokens and in rows of logits.
     pub chunk: usize,
 }
 

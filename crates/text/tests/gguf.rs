@@ -1,5 +1,5 @@
 //! Tokenizers rebuilt from GGUF metadata.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail by panicking")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "test code fails by panicking")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Stop strings in text that arrives in pieces.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail by panicking")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "test code fails by panicking")]
 
 use basert_text::{StopMatcher, TextError};
 use proptest::prelude::*;

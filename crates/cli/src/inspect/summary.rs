@@ -1,5 +1,5 @@
-//! A file's facts, gathered once for both the text and the JSON form. The JSON form is this module's structs, so field
-//! names here are an interface for scripts: add, never rename.
+//! A file's facts, gathered once for both the text and the JSON form. The JSON form is this module's structs, so
+//! field names here are an interface for scripts: add, never rename.
 
 use std::collections::BTreeMap;
 

@@ -79,6 +79,24 @@ fn every_target_converts_and_is_found_again() {
 }
 
 #[test]
+fn group_and_scale_options_are_honoured_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("m.base");
+    let source = fixture("llama-tiny");
+    run!("convert", &source, "-o", &out, "--group", "32", "--scales", "bf16").ok();
+    let facts = run!("inspect", &out, "--json", "--tensors").ok().json();
+    let tensors = facts["tensor_list"].as_array().unwrap().iter().filter(|t| t["dtype"] == "base_q4");
+    let stored: Vec<(&Value, &Value)> = tensors.map(|t| (&t["group_size"], &t["scale_dtype"])).collect();
+    assert!(!stored.is_empty() && stored.iter().all(|s| *s == (&json!(32), &json!("bf16"))), "{stored:?}");
+    for (option, value, words) in [("--group", "48", "48"), ("--group", "0", "at least 1")] {
+        let said = run!("convert", &source, "-o", &out, "--force", option, value);
+        assert!(said.code != Some(0) && said.err.contains(words), "{said:?}");
+    }
+    run!("convert", &source, "-o", &out, "--force", "--target", "bf16", "--group", "32")
+        .fails_with(&["no groups"]);
+}
+
+#[test]
 fn the_output_is_named_after_source_and_target_and_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let convert = |more: &[&str]| {

@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::sync::PoisonError;
 
 use super::Cpu;
+use crate::Buffer;
 use crate::kv::{KvDtype, KvGeometry};
 use crate::reference::attention::{
     AttentionSegment, FinishHeads, MergeSegments, SEGMENT, STATE_HEADER, StoreKv, TILE,
 };
 use crate::scratch::{grown, with_local};
 use crate::shared::SharedMut;
-use crate::Buffer;
 
 /// Query rows that walk the cache together, so that a tile of it is read from memory once for all of them.
 const ROWS: usize = 16;
@@ -26,7 +26,7 @@ struct Call<'a> {
     v: &'a [u8],
     pages: &'a [u32],
     first_position: usize,
-    q: &'a [f32],          // [tokens, heads, head_dim]
+    q: &'a [f32], // [tokens, heads, head_dim]
     heads: usize,
     scale: f32,
 }
@@ -119,7 +119,8 @@ impl Cpu {
         let slots = pool.len().checked_div(bytes).unwrap_or(0);
         let pool = SharedMut::new(&mut pool.as_bytes_mut()[..slots * bytes], bytes);
         self.split(geo.kv_heads, 1, LEAST.div_ceil(tokens.max(1) * geo.head_dim.max(1)), &|heads| {
-            for (token, kv_head) in (0..tokens).flat_map(|token| heads.clone().map(move |head| (token, head))) {
+            for (token, kv_head) in (0..tokens).flat_map(|token| heads.clone().map(move |head| (token, head)))
+            {
                 let slot = geo.row(pages, kv_head, first_position + token) / geo.head_dim;
                 // SAFETY: slots of different heads differ whatever the page table says, and each head belongs to one
                 // task, in which one block lives at a time.

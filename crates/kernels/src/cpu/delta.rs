@@ -11,9 +11,9 @@ const COLUMNS: usize = 32;
 /// Normalised keys and gates of a run, reused from call to call. Grows to the longest run and stays.
 #[derive(Debug, Default)]
 pub struct DeltaScratch {
-    keys: Vec<f32>,    // [tokens, q and k heads, key_dim]
-    decay: Vec<f32>,   // [tokens, value_heads]
-    beta: Vec<f32>,    // [tokens, value_heads]
+    keys: Vec<f32>,  // [tokens, q and k heads, key_dim]
+    decay: Vec<f32>, // [tokens, value_heads]
+    beta: Vec<f32>,  // [tokens, value_heads]
 }
 
 impl Cpu {
@@ -26,7 +26,6 @@ impl Cpu {
     /// `qkv` is `[tokens, q heads | k heads | v heads]` after convolution and SiLU, `a` and `b` are
     /// `[tokens, value_heads]`, `neg_a` (which is -e^A_log) and `dt_bias` are `[value_heads]`, `state` is
     /// `[value_heads, key_dim, value_dim]`, `out` is `[tokens, value_heads, value_dim]`.
-    #[allow(clippy::too_many_arguments)]
     pub fn gated_delta(
         &self,
         shape: &DeltaShape,
@@ -45,7 +44,11 @@ impl Cpu {
         assert_eq!(qkv.len(), tokens * shape.qkv_width(), "qkv is not [tokens, q | k | v]");
         assert!(a.len() == b.len() && a.len() == tokens * value_heads, "gates are not [tokens, value_heads]");
         assert!(neg_a.len() == value_heads && dt_bias.len() == value_heads, "one decay per value head");
-        assert_eq!(state.len(), value_heads * key_dim * value_dim, "state is not [value_heads, key_dim, value_dim]");
+        assert_eq!(
+            state.len(),
+            value_heads * key_dim * value_dim,
+            "state is not [value_heads, key_dim, value_dim]"
+        );
         assert_eq!(out.len(), tokens * shape.value_width(), "output is not [tokens, value_heads, value_dim]");
 
         self.normalize_keys(shape, qkv, grown(&mut scratch.keys, tokens * 2 * shape.key_width(), 0.0));
@@ -72,7 +75,18 @@ impl Cpu {
                 )
             };
             with_local(|local| {
-                self.level.run(DeltaColumns { shape, head, first, keys, qkv, decay, beta, state, out, local });
+                self.level.run(DeltaColumns {
+                    shape,
+                    head,
+                    first,
+                    keys,
+                    qkv,
+                    decay,
+                    beta,
+                    state,
+                    out,
+                    local,
+                });
             });
         });
     }

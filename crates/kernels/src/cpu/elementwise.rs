@@ -115,7 +115,7 @@ impl Cpu {
     pub fn conv1d_silu(&self, x: &[f32], weight: &[f32], state: &mut [f32], out: &mut [f32]) {
         assert_eq!(x.len(), out.len(), "convolution changes no shape");
         // weight and state differ by one row of channels.
-        let channels = weight.len().checked_sub(state.len()).filter(|&c| c > 0 && weight.len() % c == 0);
+        let channels = weight.len().checked_sub(state.len()).filter(|&c| c > 0 && weight.len().is_multiple_of(c));
         assert!(channels.is_some(), "convolution state does not fit its weights");
         let channels = channels.unwrap_or(1);
         let kernel = weight.len() / channels;
@@ -124,9 +124,8 @@ impl Cpu {
         let least = LEAST / tokens.max(1);
         self.split(channels, 16, least, &|range| {
             // SAFETY: ranges are disjoint, and each block holds only its range's columns.
-            let (state, out) = unsafe {
-                (state.block(0..kernel - 1, range.clone()), out.block(0..tokens, range.clone()))
-            };
+            let (state, out) =
+                unsafe { (state.block(0..kernel - 1, range.clone()), out.block(0..tokens, range.clone())) };
             let weight = &weight[range.start * kernel..range.end * kernel];
             self.level.run(ConvSilu { x, channels, first: range.start, kernel, weight, state, out });
         });
@@ -134,7 +133,7 @@ impl Cpu {
 
     /// Calls `task` on disjoint runs of whole rows of `n` elements, with the index of their first element.
     fn rows(&self, x: &mut [f32], n: usize, task: &(dyn Fn(usize, &mut [f32]) + Sync)) {
-        assert!(n > 0 && x.len() % n == 0 || x.is_empty(), "{} values are not rows of {n}", x.len());
+        assert!(n > 0 && x.len().is_multiple_of(n) || x.is_empty(), "{} values are not rows of {n}", x.len());
         let rows = x.len().checked_div(n).unwrap_or(0);
         // One long row, so that a run of rows is one block.
         let len = x.len();

@@ -14,21 +14,21 @@ pub(crate) struct Activations<'a> {
     /// Columns per block.
     pub block: usize,
     /// In column order.
-    pub codes: &'a [i8],       // [tokens, cols]
+    pub codes: &'a [i8], // [tokens, cols]
     /// In the orders that the row kernels want; empty where no matrix of the call needs them.
     pub packed: Packed<'a>,
-    pub sums: &'a [i32],       // [tokens, cols / block]
-    pub scales: &'a [f32],     // [tokens, cols / block]
-    pub weighted: &'a [f32],   // [tokens, cols / block]
+    pub sums: &'a [i32],     // [tokens, cols / block]
+    pub scales: &'a [f32],   // [tokens, cols / block]
+    pub weighted: &'a [f32], // [tokens, cols / block]
 }
 
 /// Codes permuted within blocks of 64 columns and padded with zeros to whole ones.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Packed<'a> {
     /// In nibble order, for 4-bit weights.
-    pub nibble: &'a [[i8; 64]],    // [tokens, passes, ceil(cols / 64)]
+    pub nibble: &'a [[i8; 64]], // [tokens, passes, ceil(cols / 64)]
     /// In split order, for all other widths.
-    pub split: &'a [[i8; 64]],     // [tokens, passes, ceil(cols / 64)]
+    pub split: &'a [[i8; 64]], // [tokens, passes, ceil(cols / 64)]
 }
 
 /// `y = W·x` for some rows of a quantised matrix and all tokens.
@@ -37,7 +37,7 @@ pub(crate) struct AffineLinear<'a> {
     /// First of the rows; `out` says how many.
     pub first_row: usize,
     pub x: Activations<'a>,
-    pub out: ColumnBlock<'a, f32>,     // [tokens, rows]
+    pub out: ColumnBlock<'a, f32>, // [tokens, rows]
     pub local: &'a mut Local,
 }
 

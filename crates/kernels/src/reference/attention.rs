@@ -25,13 +25,13 @@ pub(crate) struct AttentionSegment<'a> {
     pub k: &'a [u8],
     pub v: &'a [u8],
     pub pages: &'a [u32],
-    pub q: &'a [f32],              // [rows, heads, head_dim]
+    pub q: &'a [f32], // [rows, heads, head_dim]
     pub heads: usize,
     pub scale: f32,
     pub first_position: usize,
     pub kv_head: usize,
     pub segment: usize,
-    pub state: &'a mut [f32],      // [rows, heads / kv_heads, STATE_HEADER + head_dim]
+    pub state: &'a mut [f32], // [rows, heads / kv_heads, STATE_HEADER + head_dim]
 }
 
 impl AttentionSegment<'_> {
@@ -60,8 +60,8 @@ impl AttentionSegment<'_> {
 /// Adds the states of a later segment to those of the earlier ones.
 pub(crate) struct MergeSegments<'a> {
     pub head_dim: usize,
-    pub state: &'a mut [f32],      // [n, STATE_HEADER + head_dim]
-    pub later: &'a [f32],          // the same
+    pub state: &'a mut [f32], // [n, STATE_HEADER + head_dim]
+    pub later: &'a [f32],     // the same
 }
 
 /// The empty state: maximum -inf, sum 0, values 0.
@@ -144,8 +144,8 @@ pub(crate) fn merge_segments(a: MergeSegments<'_>) {
 /// Writes the outputs of some heads.
 pub(crate) struct FinishHeads<'a> {
     pub head_dim: usize,
-    pub state: &'a [f32],          // [n, STATE_HEADER + head_dim]
-    pub out: &'a mut [f32],        // [n, head_dim]
+    pub state: &'a [f32],   // [n, STATE_HEADER + head_dim]
+    pub out: &'a mut [f32], // [n, head_dim]
 }
 
 /// `out = o / l`.
@@ -171,8 +171,8 @@ pub(crate) fn cached(dtype: KvDtype, pool: &[u8], index: usize) -> f32 {
 /// One head's key or value on its way into the cache.
 pub(crate) struct StoreKv<'a> {
     pub dtype: KvDtype,
-    pub x: &'a [f32],              // [head_dim]
-    pub out: &'a mut [u8],         // [head_dim] elements of `dtype`
+    pub x: &'a [f32],      // [head_dim]
+    pub out: &'a mut [u8], // [head_dim] elements of `dtype`
 }
 
 /// Rounds to the pool's type, halves to even.

@@ -5,16 +5,16 @@ use crate::shared::ColumnBlock;
 
 /// Some channels of the convolution over all tokens of a run.
 pub(crate) struct ConvSilu<'a> {
-    pub x: &'a [f32],                  // [tokens, channels]
+    pub x: &'a [f32], // [tokens, channels]
     /// Channels of `x`.
     pub channels: usize,
     /// First of this piece's channels; the blocks below hold only these.
     pub first: usize,
     pub kernel: usize,
-    pub weight: &'a [f32],             // [width, kernel]
+    pub weight: &'a [f32], // [width, kernel]
     /// The inputs before the run, oldest first; zero before the start of the sequence.
-    pub state: ColumnBlock<'a, f32>,   // [kernel - 1, width]
-    pub out: ColumnBlock<'a, f32>,     // [tokens, width]
+    pub state: ColumnBlock<'a, f32>, // [kernel - 1, width]
+    pub out: ColumnBlock<'a, f32>, // [tokens, width]
 }
 
 impl ConvSilu<'_> {

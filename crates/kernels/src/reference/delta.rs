@@ -41,8 +41,8 @@ pub(crate) const NORM_EPS: f32 = 1e-6;
 /// Normalises the q and k heads of some tokens.
 pub(crate) struct NormalizeKeys<'a> {
     pub shape: &'a DeltaShape,
-    pub qkv: &'a [f32],                // [tokens, qkv_width]
-    pub keys: ColumnBlock<'a, f32>,    // [tokens, 2·key_width]
+    pub qkv: &'a [f32],             // [tokens, qkv_width]
+    pub keys: ColumnBlock<'a, f32>, // [tokens, 2·key_width]
 }
 
 /// `1 / sqrt(Σx² + 1e-6)`.
@@ -62,7 +62,9 @@ pub(crate) fn normalize_keys(mut a: NormalizeKeys<'_>) {
     let (width, dim) = (a.shape.key_width(), a.shape.key_dim);
     for (token, qkv) in a.qkv.chunks_exact(a.shape.qkv_width()).enumerate() {
         let keys = a.keys.row_mut(token);
-        for (index, (x, out)) in qkv[..2 * width].chunks_exact(dim).zip(keys.chunks_exact_mut(dim)).enumerate() {
+        for (index, (x, out)) in
+            qkv[..2 * width].chunks_exact(dim).zip(keys.chunks_exact_mut(dim)).enumerate()
+        {
             let inverse = inverse_norm(dot(x, x));
             let query = index < a.shape.key_heads;
             for (x, out) in x.iter().zip(out) {
@@ -86,21 +88,21 @@ pub(crate) struct DeltaColumns<'a> {
     pub head: usize,
     /// First of this piece's columns within the head.
     pub first: usize,
-    pub keys: &'a [f32],               // [tokens, 2·key_width], normalised
-    pub qkv: &'a [f32],                // [tokens, qkv_width]; v is read from here
-    pub decay: &'a [f32],              // [tokens, value_heads]
-    pub beta: &'a [f32],               // [tokens, value_heads]
-    pub state: ColumnBlock<'a, f32>,   // [key_dim, width]
-    pub out: ColumnBlock<'a, f32>,     // [tokens, width]
+    pub keys: &'a [f32],             // [tokens, 2·key_width], normalised
+    pub qkv: &'a [f32],              // [tokens, qkv_width]; v is read from here
+    pub decay: &'a [f32],            // [tokens, value_heads]
+    pub beta: &'a [f32],             // [tokens, value_heads]
+    pub state: ColumnBlock<'a, f32>, // [key_dim, width]
+    pub out: ColumnBlock<'a, f32>,   // [tokens, width]
     pub local: &'a mut Local,
 }
 
 /// What one token brings to one head.
 #[derive(Clone, Copy)]
 pub(crate) struct DeltaToken<'a> {
-    pub q: &'a [f32],      // [key_dim]
-    pub k: &'a [f32],      // [key_dim]
-    pub v: &'a [f32],      // [width]
+    pub q: &'a [f32], // [key_dim]
+    pub k: &'a [f32], // [key_dim]
+    pub v: &'a [f32], // [width]
     pub decay: f32,
     pub beta: f32,
 }

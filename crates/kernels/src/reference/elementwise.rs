@@ -23,8 +23,8 @@ pub(crate) struct AddScaled<'a> {
 
 /// `x[r, :] = x[r, :]·sigmoid(gate[r])`.
 pub(crate) struct SigmoidScaleRows<'a> {
-    pub x: &'a mut [f32],      // [rows, n]
-    pub gate: &'a [f32],       // [rows]
+    pub x: &'a mut [f32], // [rows, n]
+    pub gate: &'a [f32],  // [rows]
 }
 
 /// See [`SiluMul`].

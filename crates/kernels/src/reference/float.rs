@@ -13,7 +13,7 @@ use crate::shared::ColumnBlock;
 pub(crate) struct FloatLinear<'a> {
     pub dtype: FloatDtype,
     /// Exactly the rows of this piece of work.
-    pub data: &'a [u8],            // [rows, cols]
+    pub data: &'a [u8], // [rows, cols]
     pub cols: usize,
     pub x: &'a [f32],              // [tokens, cols]
     pub out: ColumnBlock<'a, f32>, // [tokens, rows]

@@ -7,7 +7,7 @@ pub(crate) const EXP_MIN: f32 = -110.0;
 /// log2(e).
 pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// ln 2 in two parts (Cody and Waite): the first has few enough bits that its products with an exponent are exact.
-pub(crate) const LN2_HIGH: f32 = 0.693_359_375;
+pub(crate) const LN2_HIGH: f32 = 355.0 / 512.0;
 /// ln 2 less [`LN2_HIGH`].
 pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Minimax coefficients of (e^r - 1 - r) / r² on |r| <= ln 2 / 2, highest power first. The relative error of the

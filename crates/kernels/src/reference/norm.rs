@@ -5,16 +5,16 @@ use super::sum::dot;
 
 /// Norms in place: every row of `x` becomes `(x·inv)·weight` with `inv = 1 / sqrt(Σx²/n + eps)`.
 pub(crate) struct RmsNorm<'a> {
-    pub x: &'a mut [f32],      // [rows, n]
-    pub weight: &'a [f32],     // [n]
+    pub x: &'a mut [f32],  // [rows, n]
+    pub weight: &'a [f32], // [n]
     pub eps: f32,
 }
 
 /// As [`RmsNorm`], then times `silu(gate)`: `((x·inv)·weight)·silu(gate)`.
 pub(crate) struct GatedRmsNorm<'a> {
-    pub x: &'a mut [f32],      // [rows, n]
-    pub weight: &'a [f32],     // [n]
-    pub gate: &'a [f32],       // [rows, n]
+    pub x: &'a mut [f32],  // [rows, n]
+    pub weight: &'a [f32], // [n]
+    pub gate: &'a [f32],   // [rows, n]
     pub eps: f32,
 }
 

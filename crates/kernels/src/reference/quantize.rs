@@ -5,16 +5,16 @@ pub(crate) const TINY: f32 = 1.0 / (1u128 << 100) as f32;
 
 /// Rows of activations to quantise in blocks, and where the result goes.
 pub(crate) struct Quantize<'a> {
-    pub x: &'a [f32],              // [rows, cols]
+    pub x: &'a [f32], // [rows, cols]
     /// Columns per block: 16, 32 or 64.
     pub block: usize,
-    pub codes: &'a mut [i8],       // [rows, cols]
+    pub codes: &'a mut [i8], // [rows, cols]
     /// Sums of the codes of each block.
-    pub sums: &'a mut [i32],       // [rows, cols / block]
+    pub sums: &'a mut [i32], // [rows, cols / block]
     /// Scale `sx` of each block.
-    pub scales: &'a mut [f32],     // [rows, cols / block]
+    pub scales: &'a mut [f32], // [rows, cols / block]
     /// `f32(sum)·sx` of each block.
-    pub weighted: &'a mut [f32],   // [rows, cols / block]
+    pub weighted: &'a mut [f32], // [rows, cols / block]
 }
 
 /// Scale and reciprocal of a block from its largest magnitude (meaningless if not `finite`): `(sx, 127 / amax)`, or

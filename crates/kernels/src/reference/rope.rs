@@ -11,11 +11,11 @@ pub enum Pairing {
 
 /// Rotates in place the first `r` elements of every head; `r/2` is the width of the tables.
 pub(crate) struct Rope<'a> {
-    pub x: &'a mut [f32],      // [tokens, heads, head_dim]
+    pub x: &'a mut [f32], // [tokens, heads, head_dim]
     pub heads: usize,
     pub head_dim: usize,
-    pub cos: &'a [f32],        // [tokens, r/2]
-    pub sin: &'a [f32],        // [tokens, r/2]
+    pub cos: &'a [f32], // [tokens, r/2]
+    pub sin: &'a [f32], // [tokens, r/2]
     pub pairing: Pairing,
 }
 

@@ -153,13 +153,14 @@ fn affine_rows<S: Simd, W: Source, const PER: usize>(s: S, mut a: AffineLinear<'
     for first in (0..rows).step_by(TILE_ROWS) {
         let count = TILE_ROWS.min(rows - first);
         let numbers = tile_rows(a.first_row + first, count);
+        let mut tile = Tile { w: a.weights, numbers, copies: [[0; BLOCK]; 8] };
         let mut acc = [s.splat(0.0); TILE_TOKENS];
         for group in (0..a.weights.groups()).step_by(PANEL) {
             let groups = PANEL.min(a.weights.groups() - group);
             panel.decode(s, &a.weights, &numbers, group, groups);
             for (token, acc) in acc.iter_mut().enumerate().take(a.x.tokens) {
                 let view = TokenView::new::<W, PER>(&a.x, token);
-                *acc = add_panel::<S, W, PER>(s, &a.weights, &numbers, &view, &panel, group..group + groups, *acc);
+                *acc = add_panel::<S, W, PER>(s, &mut tile, &view, &panel, group..group + groups, *acc);
             }
         }
         for (token, acc) in acc.iter().enumerate().take(a.x.tokens) {
@@ -170,24 +171,31 @@ fn affine_rows<S: Simd, W: Source, const PER: usize>(s: S, mut a: AffineLinear<'
     }
 }
 
+/// Sixteen rows of a matrix.
+struct Tile<'a> {
+    w: Quantized<'a>,
+    numbers: [usize; TILE_ROWS],
+    /// Eight rows' codes where they cannot be read in place.
+    copies: [[u8; BLOCK]; 8],
+}
+
 /// Adds the blocks of a panel's groups to the sums of one token.
 #[inline(always)]
 fn add_panel<S: Simd, W: Source, const PER: usize>(
     s: S,
-    w: &Quantized<'_>,
-    numbers: &[usize; TILE_ROWS],
+    tile: &mut Tile<'_>,
     x: &TokenView<'_>,
     panel: &Panel,
     groups: Range<usize>,
     mut acc: S::F,
 ) -> S::F {
     if PER == 1 {
-        let blocks = w.group / BLOCK;
+        let blocks = tile.w.group / BLOCK;
         for group in groups.clone() {
             let scale = s.load(&panel.scales[group - groups.start]);
             let bias = s.load(&panel.biases[group - groups.start]);
             for block in group * blocks..(group + 1) * blocks {
-                let [sum] = block_sums::<S, W, 1>(s, w, numbers, x, block);
+                let [sum] = block_sums::<S, W, 1>(s, tile, x, block);
                 acc = x.add_block(s, block, sum, scale, bias, acc);
             }
         }
@@ -195,7 +203,7 @@ fn add_panel<S: Simd, W: Source, const PER: usize>(
     }
     // Eight groups are whole blocks; only a row's last block may be incomplete.
     for block in groups.start / PER..groups.end.div_ceil(PER) {
-        let sums = block_sums::<S, W, PER>(s, w, numbers, x, block);
+        let sums = block_sums::<S, W, PER>(s, tile, x, block);
         for (index, sum) in (block * PER..groups.end).zip(sums) {
             let scale = s.load(&panel.scales[index - groups.start]);
             let bias = s.load(&panel.biases[index - groups.start]);
@@ -207,10 +215,10 @@ fn add_panel<S: Simd, W: Source, const PER: usize>(
 
 /// The activations of one token, in `n` blocks.
 struct TokenView<'a> {
-    packed: &'a [[i8; BLOCK]],     // [passes, ceil(cols / 64)]
-    sums: &'a [i32],               // [n]
-    scales: &'a [f32],             // [n]
-    weighted: &'a [f32],           // [n]
+    packed: &'a [[i8; BLOCK]], // [passes, ceil(cols / 64)]
+    sums: &'a [i32],           // [n]
+    scales: &'a [f32],         // [n]
+    weighted: &'a [f32],       // [n]
 }
 
 impl<'a> TokenView<'a> {
@@ -254,8 +262,7 @@ pub(crate) const fn passes(block: usize) -> usize {
 #[inline(always)]
 fn block_sums<S: Simd, W: Source, const PER: usize>(
     s: S,
-    w: &Quantized<'_>,
-    numbers: &[usize; TILE_ROWS],
+    tile: &mut Tile<'_>,
     x: &TokenView<'_>,
     block: usize,
 ) -> [S::F; PER] {
@@ -263,8 +270,8 @@ fn block_sums<S: Simd, W: Source, const PER: usize>(
     let passes = passes(BLOCK / PER);
     for pass in 0..passes {
         let activations = s.activations(&x.packed[pass * (x.packed.len() / passes) + block]);
-        let low = eight_rows::<S, W>(s, w, numbers, 0, block, activations);
-        let high = eight_rows::<S, W>(s, w, numbers, 8, block, activations);
+        let low = eight_rows::<S, W>(s, tile, 0, block, activations);
+        let high = eight_rows::<S, W>(s, tile, 8, block, activations);
         if PER == 1 {
             let (low, high) = (s.add_partial(low.0, low.1), s.add_partial(high.0, high.1));
             out[0] = s.partials_to_f32(low, high, x.offset::<S, W>(block));
@@ -282,31 +289,43 @@ fn block_sums<S: Simd, W: Source, const PER: usize>(
 #[inline(always)]
 fn eight_rows<S: Simd, W: Source>(
     s: S,
-    w: &Quantized<'_>,
-    numbers: &[usize; TILE_ROWS],
+    tile: &mut Tile<'_>,
     first: usize,
     block: usize,
     x: S::Bytes,
 ) -> (S::Partial, S::Partial) {
-    let mut partials = [s.zero_partial(); 8];
-    let (bits, row_bytes) = (w.bits(), w.row_bytes());
+    let (bits, row_bytes, codes) = (tile.w.bits(), tile.w.row_bytes(), tile.w.codes);
     let column = BLOCK / 8 * bits * block;
-    let start = numbers[first] * row_bytes + column;
+    let start = tile.numbers[first] * row_bytes + column;
     // What follows a row's last codes meets activations that are zero, but it has to be there.
-    let fits = start + 7 * row_bytes + BLOCK <= w.codes.len();
-    if fits && numbers[first + 7] == numbers[first] + 7 {
-        for (r, partial) in partials.iter_mut().enumerate() {
-            // SAFETY: the same read of the last of the eight rows ends inside the codes.
-            let packed = unsafe { &*w.codes.as_ptr().add(start + r * row_bytes).cast::<[u8; BLOCK]>() };
-            // The same place of the next tile.
-            super::prefetch(packed.as_ptr().wrapping_add(TILE_ROWS * row_bytes));
-            *partial = W::dot(s, packed, bits, x);
-        }
+    let in_place =
+        tile.numbers[first + 7] == tile.numbers[first] + 7 && start + 7 * row_bytes + BLOCK <= codes.len();
+    let (base, stride) = if in_place {
+        (codes[start..].as_ptr(), row_bytes)
     } else {
-        for (r, partial) in partials.iter_mut().enumerate() {
-            let packed = &w.codes[numbers[first + r] * row_bytes + column..];
-            *partial = W::dot(s, &padded(&packed[..packed.len().min(BLOCK)], 0), bits, x);
-        }
+        tile.copy_rows(first, column);
+        (tile.copies.as_ptr().cast(), BLOCK)
+    };
+    let mut partials = [s.zero_partial(); 8];
+    for (r, partial) in partials.iter_mut().enumerate() {
+        // SAFETY: the read of the last of the eight rows was checked to end inside the codes, or these are the copies.
+        let packed = unsafe { &*base.add(r * stride).cast::<[u8; BLOCK]>() };
+        // The same place of the next tile.
+        super::prefetch(packed.as_ptr().wrapping_add(TILE_ROWS * row_bytes));
+        *partial = W::dot(s, packed, bits, x);
     }
     s.sum_halves(partials)
+}
+
+impl Tile<'_> {
+    /// Copies the codes of eight rows from byte `column` on, followed by zeros where the matrix ends. Kept apart so that
+    /// the common case stays one small loop.
+    #[cold]
+    #[inline(never)]
+    fn copy_rows(&mut self, first: usize, column: usize) {
+        for (copy, number) in self.copies.iter_mut().zip(&self.numbers[first..]) {
+            let packed = &self.w.codes[number * self.w.row_bytes() + column..];
+            *copy = padded(&packed[..packed.len().min(BLOCK)], 0);
+        }
+    }
 }

@@ -13,7 +13,7 @@ use crate::vector::{LANES, Simd, lanes, lanes_mut};
 #[inline(always)]
 pub(crate) fn attention_segment<S: Simd>(s: S, mut a: AttentionSegment<'_>) {
     let (group, head_dim, rows) = (a.group(), a.geometry.head_dim, a.rows());
-    if head_dim % LANES != 0 {
+    if !head_dim.is_multiple_of(LANES) {
         return attention::attention_segment(a);
     }
     reset(a.state, head_dim);
@@ -61,8 +61,12 @@ fn heads<S: Simd, const HEADS: usize>(s: S, a: &mut AttentionSegment<'_>, at: Ti
         alphas[h] = softmax_step(s, &mut state[h * width..][..STATE_HEADER], &mut weights[h]);
     }
     match a.geometry.v {
-        KvDtype::F32 => add_values::<S, F32, HEADS>(s, state, chunks::<F32>(a.v, &elements), &alphas, &weights),
-        KvDtype::F16 => add_values::<S, F16, HEADS>(s, state, chunks::<F16>(a.v, &elements), &alphas, &weights),
+        KvDtype::F32 => {
+            add_values::<S, F32, HEADS>(s, state, chunks::<F32>(a.v, &elements), &alphas, &weights)
+        }
+        KvDtype::F16 => {
+            add_values::<S, F16, HEADS>(s, state, chunks::<F16>(a.v, &elements), &alphas, &weights)
+        }
     }
     HEADS
 }
@@ -78,8 +82,8 @@ fn chunks<'a, E: Element>(pool: &'a [u8], elements: &Range<usize>) -> &'a [E::Ch
 #[inline(always)]
 fn add_values<S: Simd, V: Element, const HEADS: usize>(
     s: S,
-    state: &mut [f32],         // [HEADS, STATE_HEADER + head_dim]
-    values: &[V::Chunk],       // [count, head_dim / 16]
+    state: &mut [f32],   // [HEADS, STATE_HEADER + head_dim]
+    values: &[V::Chunk], // [count, head_dim / 16]
     alphas: &[f32; HEADS],
     weights: &[[f32; TILE]; HEADS],
 ) {
@@ -107,8 +111,8 @@ fn add_values<S: Simd, V: Element, const HEADS: usize>(
 #[inline(always)]
 fn scores<S: Simd, K: Element, const HEADS: usize>(
     s: S,
-    q: &[[f32; LANES]],    // [HEADS, per_row]
-    keys: &[K::Chunk],     // [count, per_row]
+    q: &[[f32; LANES]], // [HEADS, per_row]
+    keys: &[K::Chunk],  // [count, per_row]
     scale: f32,
 ) -> [[f32; TILE]; HEADS] {
     let per_row = q.len() / HEADS;
@@ -161,7 +165,7 @@ fn softmax_step<S: Simd>(s: S, header: &mut [f32], scores: &mut [f32; TILE]) -> 
 /// See [`StoreKv`].
 #[inline(always)]
 pub(crate) fn store_kv<S: Simd>(s: S, a: StoreKv<'_>) {
-    if a.dtype != KvDtype::F16 || a.x.len() % LANES != 0 {
+    if a.dtype != KvDtype::F16 || !a.x.len().is_multiple_of(LANES) {
         return attention::store_kv(a);
     }
     for (x, out) in a.x.as_chunks().0.iter().zip(a.out.as_chunks_mut().0) {

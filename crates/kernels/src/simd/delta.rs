@@ -1,7 +1,7 @@
 //! The gated delta rule, sixteen value columns at a time.
 
 use crate::reference::delta::{self, DeltaColumns, DeltaToken};
-use crate::scratch::grown;
+use crate::scratch::{Line, grown};
 use crate::vector::{LANES, Simd, lanes, lanes_mut};
 
 /// See [`DeltaColumns`].
@@ -11,16 +11,16 @@ use crate::vector::{LANES, Simd, lanes, lanes_mut};
 #[inline(always)]
 pub(crate) fn delta_columns<S: Simd>(s: S, mut a: DeltaColumns<'_>) {
     let width = a.out.width();
-    if width % LANES != 0 {
+    if !width.is_multiple_of(LANES) {
         return delta::delta_columns(a);
     }
     let key_dim = a.shape.key_dim;
-    let mut buffer = std::mem::take(&mut a.local.floats);
-    let block = grown(&mut buffer, key_dim * width, 0.0).as_chunks_mut::<LANES>().0;
+    let mut buffer = std::mem::take(&mut a.local.lines);
+    let block = grown(&mut buffer, key_dim * width / LANES, Line([0.0; LANES]));
     for c in (0..width).step_by(LANES) {
         let block = &mut block[c / LANES * key_dim..][..key_dim];
         for (i, row) in block.iter_mut().enumerate() {
-            *row = *lanes(a.state.row(i), c);
+            row.0 = *lanes(a.state.row(i), c);
         }
     }
     for token in 0..a.out.rows() {
@@ -33,15 +33,15 @@ pub(crate) fn delta_columns<S: Simd>(s: S, mut a: DeltaColumns<'_>) {
     for c in (0..width).step_by(LANES) {
         let block = &block[c / LANES * key_dim..][..key_dim];
         for (i, row) in block.iter().enumerate() {
-            *lanes_mut(a.state.row_mut(i), c) = *row;
+            *lanes_mut(a.state.row_mut(i), c) = row.0;
         }
     }
-    a.local.floats = buffer;
+    a.local.lines = buffer;
 }
 
 /// One token, sixteen columns from `c` on; rows of the block are contiguous.
 #[inline(always)]
-fn step<S: Simd>(s: S, token: DeltaToken<'_>, c: usize, block: &mut [[f32; LANES]]) -> S::F {
+fn step<S: Simd>(s: S, token: DeltaToken<'_>, c: usize, block: &mut [Line<[f32; LANES]>]) -> S::F {
     let (q, k) = (&token.q[..block.len()], &token.k[..block.len()]);
     let decay = s.splat(token.decay);
     let mut chains = [s.splat(0.0); 4];
@@ -72,17 +72,17 @@ fn step<S: Simd>(s: S, token: DeltaToken<'_>, c: usize, block: &mut [[f32; LANES
 
 /// `row = row·decay`; the chain with `row·k` added.
 #[inline(always)]
-fn decayed<S: Simd>(s: S, row: &mut [f32; LANES], decay: S::F, k: f32, chain: S::F) -> S::F {
-    let value = s.mul(s.load(row), decay);
-    s.store(value, row);
+fn decayed<S: Simd>(s: S, row: &mut Line<[f32; LANES]>, decay: S::F, k: f32, chain: S::F) -> S::F {
+    let value = s.mul(s.load(&row.0), decay);
+    s.store(value, &mut row.0);
     s.fma(value, s.splat(k), chain)
 }
 
 /// `row = fma(k, d, row)`; the chain with `row·q` added.
 #[inline(always)]
-fn updated<S: Simd>(s: S, row: &mut [f32; LANES], d: S::F, k: f32, q: f32, chain: S::F) -> S::F {
-    let value = s.fma(s.splat(k), d, s.load(row));
-    s.store(value, row);
+fn updated<S: Simd>(s: S, row: &mut Line<[f32; LANES]>, d: S::F, k: f32, q: f32, chain: S::F) -> S::F {
+    let value = s.fma(s.splat(k), d, s.load(&row.0));
+    s.store(value, &mut row.0);
     s.fma(value, s.splat(q), chain)
 }
 

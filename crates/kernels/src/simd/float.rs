@@ -82,7 +82,7 @@ fn tile<S: Simd, E: Element, const ROWS: usize, const TOKENS: usize>(
             }
         }
     }
-    if a.cols % LANES != 0 {
+    if !a.cols.is_multiple_of(LANES) {
         for r in 0..ROWS {
             let weights = E::load_tail(s, w[r].1);
             for t in 0..TOKENS {

@@ -7,7 +7,7 @@ use super::affine::{BLOCK, TILE_ROWS, tile_rows, unpack};
 use super::scales::{PANEL, Panel};
 use crate::matrix::{Coding, FP4_CODES, Quantized};
 use crate::reference::affine::{Activations, AffineLinear};
-use crate::scratch::grown;
+use crate::scratch::{Line, grown};
 use crate::vector::{Simd, padded};
 
 /// Columns of a unit.
@@ -17,14 +17,17 @@ const UNIT: usize = 4;
 const TOKENS: usize = 2;
 
 /// One unit: byte `4·row + column`.
-type Unit = [u8; UNIT * TILE_ROWS];
+type Unit = Line<[u8; UNIT * TILE_ROWS]>;
+
+/// One value of all sixteen rows.
+type Rows = Line<[f32; TILE_ROWS]>;
 
 /// The unpacked weights of sixteen rows.
 #[derive(Clone, Copy)]
 struct Tile<'a> {
-    units: &'a [Unit],                 // [cols / UNIT]
-    scales: &'a [[f32; TILE_ROWS]],    // [groups]
-    biases: &'a [[f32; TILE_ROWS]],    // [groups]
+    units: &'a [Unit],  // [cols / UNIT]
+    scales: &'a [Rows], // [groups]
+    biases: &'a [Rows], // [groups]
     /// Activation blocks per group.
     blocks_per_group: usize,
 }
@@ -34,9 +37,9 @@ struct Tile<'a> {
 pub(crate) fn affine_tiles<S: Simd>(s: S, mut a: AffineLinear<'_>) {
     let (w, x) = (a.weights, a.x);
     let rows = a.out.width();
-    let units = grown(&mut a.local.tile, w.cols.next_multiple_of(BLOCK) / UNIT, [0; UNIT * TILE_ROWS]);
-    let scales = grown(&mut a.local.scales, w.groups(), [0.0; TILE_ROWS]);
-    let biases = grown(&mut a.local.biases, w.groups(), [0.0; TILE_ROWS]);
+    let units = grown(&mut a.local.tile, w.cols.next_multiple_of(BLOCK) / UNIT, Line([0; UNIT * TILE_ROWS]));
+    let scales = grown(&mut a.local.lines, w.groups(), Line([0.0; TILE_ROWS]));
+    let biases = grown(&mut a.local.biases, w.groups(), Line([0.0; TILE_ROWS]));
     for first in (0..rows).step_by(TILE_ROWS) {
         let count = TILE_ROWS.min(rows - first);
         let numbers = tile_rows(a.first_row + first, count);
@@ -80,7 +83,7 @@ fn token_pair<S: Simd, const WIDE: bool>(
         let first = codes[0][units.clone()].as_chunks::<2>().0;
         let second = codes[1][units].as_chunks::<2>().0;
         for ((pair, first), second) in pairs.iter().zip(first).zip(second) {
-            let weights = [s.bytes(&pair[0]), s.bytes(&pair[1])];
+            let weights = [s.bytes(&pair[0].0), s.bytes(&pair[1].0)];
             if WIDE {
                 sums[0] = s.tile_bytes(sums[0], weights, *first);
                 sums[1] = s.tile_bytes(sums[1], weights, *second);
@@ -90,7 +93,7 @@ fn token_pair<S: Simd, const WIDE: bool>(
             }
         }
         let group = block / tile.blocks_per_group;
-        let (scale, bias) = (s.load(&tile.scales[group]), s.load(&tile.biases[group]));
+        let (scale, bias) = (s.load(&tile.scales[group].0), s.load(&tile.biases[group].0));
         for t in 0..TOKENS {
             let index = tokens[t] * blocks + block;
             let offset = if WIDE { S::CODE_OFFSET * x.sums[index] } else { 0 };
@@ -107,15 +110,17 @@ fn unpack_scales<S: Simd>(
     s: S,
     w: &Quantized<'_>,
     numbers: &[usize; TILE_ROWS],
-    scales: &mut [[f32; TILE_ROWS]],
-    biases: &mut [[f32; TILE_ROWS]],
+    scales: &mut [Rows],
+    biases: &mut [Rows],
 ) {
     let mut panel = Panel::new();
     for first in (0..w.groups()).step_by(PANEL) {
         let count = PANEL.min(w.groups() - first);
         panel.decode(s, w, numbers, first, count);
-        scales[first..first + count].copy_from_slice(&panel.scales[..count]);
-        biases[first..first + count].copy_from_slice(&panel.biases[..count]);
+        for (i, (scale, bias)) in panel.scales.iter().zip(&panel.biases).enumerate().take(count) {
+            scales[first + i] = Line(*scale);
+            biases[first + i] = Line(*bias);
+        }
     }
 }
 
@@ -173,7 +178,7 @@ fn interleave(codes: &[[u8; BLOCK]; TILE_ROWS], units: &mut [Unit; BLOCK / UNIT]
                     _mm_unpackhi_epi64(high, high2),
                 ];
                 for (i, column) in columns.into_iter().enumerate() {
-                    _mm_storeu_si128(units[unit + i].as_mut_ptr().add(UNIT * row).cast(), column);
+                    _mm_storeu_si128(units[unit + i].0.as_mut_ptr().add(UNIT * row).cast(), column);
                 }
             }
         }
@@ -185,7 +190,7 @@ fn interleave(codes: &[[u8; BLOCK]; TILE_ROWS], units: &mut [Unit; BLOCK / UNIT]
 fn interleave(codes: &[[u8; BLOCK]; TILE_ROWS], units: &mut [Unit; BLOCK / UNIT]) {
     for (row, codes) in codes.iter().enumerate() {
         for (unit, four) in units.iter_mut().zip(codes.as_chunks::<UNIT>().0) {
-            unit[UNIT * row..][..UNIT].copy_from_slice(four);
+            unit.0[UNIT * row..][..UNIT].copy_from_slice(four);
         }
     }
 }
@@ -197,11 +202,11 @@ mod tests {
     #[test]
     fn a_unit_holds_four_columns_of_every_row() {
         let codes = std::array::from_fn(|row| std::array::from_fn(|column| (row * 16 + column) as u8));
-        let mut units = [[0; UNIT * TILE_ROWS]; BLOCK / UNIT];
+        let mut units = [Line([0; UNIT * TILE_ROWS]); BLOCK / UNIT];
         interleave(&codes, &mut units);
         for (row, codes) in codes.iter().enumerate() {
             for (column, code) in codes.iter().enumerate() {
-                assert_eq!(units[column / UNIT][UNIT * row + column % UNIT], *code);
+                assert_eq!(units[column / UNIT].0[UNIT * row + column % UNIT], *code);
             }
         }
     }

@@ -49,7 +49,10 @@ pub(super) fn sum8(r: [__m256; 8]) -> __m256 {
     /// Lanes two apart, within each 128-bit half: `a`'s two sums, then `b`'s.
     #[inline(always)]
     fn two(a: __m256, b: __m256) -> __m256 {
-        avx2!(_mm256_add_ps(_mm256_shuffle_ps::<0b01_00_01_00>(a, b), _mm256_shuffle_ps::<0b11_10_11_10>(a, b)))
+        avx2!(_mm256_add_ps(
+            _mm256_shuffle_ps::<0b01_00_01_00>(a, b),
+            _mm256_shuffle_ps::<0b11_10_11_10>(a, b)
+        ))
     }
     // Rows 0..4 end up in the low half and rows 4..8 in the high half, each in order.
     let a = two(four(r[0], r[4]), four(r[1], r[5]));
@@ -374,18 +377,12 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn tile_codes(self, acc: Self::Sums, codes: [Self::Bytes; 2], x: [[i8; 4]; 2]) -> Self::Sums {
         let x = [four_activations(x[0]), four_activations(x[1])];
-        [
-            tile_codes(acc[0], [codes[0][0], codes[1][0]], x),
-            tile_codes(acc[1], [codes[0][1], codes[1][1]], x),
-        ]
+        [tile_codes(acc[0], [codes[0][0], codes[1][0]], x), tile_codes(acc[1], [codes[0][1], codes[1][1]], x)]
     }
     #[inline(always)]
     fn tile_bytes(self, acc: Self::Sums, codes: [Self::Bytes; 2], x: [[i8; 4]; 2]) -> Self::Sums {
         let x = [four_activations(x[0]), four_activations(x[1])];
-        [
-            tile_bytes(acc[0], [codes[0][0], codes[1][0]], x),
-            tile_bytes(acc[1], [codes[0][1], codes[1][1]], x),
-        ]
+        [tile_bytes(acc[0], [codes[0][0], codes[1][0]], x), tile_bytes(acc[1], [codes[0][1], codes[1][1]], x)]
     }
     #[inline(always)]
     fn sums_to_f32(self, sums: Self::Sums, offset: i32) -> Self::F {

@@ -28,19 +28,18 @@ enum Engine {
 }
 
 /// `\s+(?!\S)` takes a run of blanks but leaves the last one to the word that follows; what it cannot take (a single
-/// blank before a word) `\s+` does. Without the second branch that blank stays unmatched, which makes no difference to
-/// where the pieces begin.
-const BLANK_TAILS: [&str; 2] = [r"|\s+(?!\S)|\s+", r"|\s+(?!\S)"];
+/// blank before a word) `\s+` does.
+const BLANK_TAIL: &str = r"|\s+(?!\S)|\s+";
 
 impl SplitRegex {
     /// Compiles an expression in the syntax of Hugging Face tokenizer files (Oniguruma's).
     pub(crate) fn new(pattern: &str) -> Result<Self, TextError> {
-        let tail = BLANK_TAILS.iter().find_map(|tail| pattern.strip_suffix(tail));
-        if let Ok(head) = regex::Regex::new(tail.unwrap_or(pattern))
+        let before_tail = pattern.strip_suffix(BLANK_TAIL);
+        if let Ok(head) = regex::Regex::new(before_tail.unwrap_or(pattern))
             // The engines differ in how they go on after an empty match.
             && !head.is_match("")
         {
-            return Ok(Self(Engine::Linear { head, blank_tail: tail.is_some() }));
+            return Ok(Self(Engine::Linear { head, blank_tail: before_tail.is_some() }));
         }
         let regex = fancy_regex::Regex::new(pattern).map_err(|e| TextError::tokenizer("split pattern", e))?;
         Ok(Self(Engine::Backtracking(Box::new(regex))))

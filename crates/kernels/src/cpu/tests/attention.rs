@@ -109,7 +109,8 @@ impl Case {
                 let scores: Vec<f64> = (0..=t)
                     .map(|j| {
                         let k = &self.k[row(j)..][..hd];
-                        let dot: f64 = q.iter().zip(k).map(|(q, k)| f64::from(*q) * round(self.types.0, *k)).sum();
+                        let dot: f64 =
+                            q.iter().zip(k).map(|(q, k)| f64::from(*q) * round(self.types.0, *k)).sum();
                         dot * f64::from(self.scale())
                     })
                     .collect();
@@ -129,8 +130,17 @@ impl Case {
 }
 
 /// Heads, KV heads, head width.
-const SHAPES: [(usize, usize, usize); 9] =
-    [(1, 1, 16), (4, 2, 64), (6, 2, 32), (9, 3, 64), (8, 1, 128), (5, 1, 80), (7, 1, 16), (2, 1, 8), (3, 3, 20)];
+const SHAPES: [(usize, usize, usize); 9] = [
+    (1, 1, 16),
+    (4, 2, 64),
+    (6, 2, 32),
+    (9, 3, 64),
+    (8, 1, 128),
+    (5, 1, 80),
+    (7, 1, 16),
+    (2, 1, 8),
+    (3, 3, 20),
+];
 
 #[test]
 fn attention_follows_the_textbook() {
@@ -151,7 +161,9 @@ fn every_device_page_size_and_chunking_has_the_references_bits() {
                 [(96, &[70][..]), (32, &[70]), (64, &[1; 70]), (32, &[31, 1, 1, 33, 4]), (1024, &[2, 68])]
             {
                 let out = case.run(&cpu, page_tokens, chunks);
-                let what = format_args!("{heads}/{kv_heads} heads of {head_dim}, {page_tokens}, {chunks:?} on {cpu:?}");
+                let what = format_args!(
+                    "{heads}/{kv_heads} heads of {head_dim}, {page_tokens}, {chunks:?} on {cpu:?}"
+                );
                 assert_same(&out, &expected, what);
             }
         }
@@ -181,7 +193,11 @@ fn long_contexts_are_cut_into_segments_the_same_way_everywhere() {
     let range = SEGMENT - 40..SEGMENT + 40;
     let expected = case.attend(&reference, &cache, range.clone());
     for cpu in &devices {
-        assert_same(&case.attend(cpu, &cache, range.clone()), &expected, format_args!("many rows on {cpu:?}"));
+        assert_same(
+            &case.attend(cpu, &cache, range.clone()),
+            &expected,
+            format_args!("many rows on {cpu:?}"),
+        );
     }
 }
 
@@ -207,7 +223,8 @@ fn what_lies_behind_a_query_is_not_read() {
     let case = Case::new(2, 1, 16, 33, 0);
     let geo = KvGeometry { kv_heads: 1, head_dim: 16, page_tokens: 32, k: KvDtype::F16, v: KvDtype::F16 };
     for cpu in devices() {
-        let mut pools = [Buffer::zeroed(2 * geo.page_elements() * 2), Buffer::zeroed(2 * geo.page_elements() * 2)];
+        let mut pools =
+            [Buffer::zeroed(2 * geo.page_elements() * 2), Buffer::zeroed(2 * geo.page_elements() * 2)];
         // NaN everywhere but at the stored positions.
         pools.iter_mut().for_each(|pool| pool.as_bytes_mut().fill(0xff));
         let [k_pool, v_pool] = &mut pools;

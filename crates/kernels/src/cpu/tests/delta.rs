@@ -68,8 +68,10 @@ impl Case {
         let mut state = vec![0.0; self.state_len()];
         let mut out = Vec::new();
         for t in 0..self.tokens() {
-            let token: Vec<f64> =
-                self.qkv[t * self.shape.qkv_width()..][..self.shape.qkv_width()].iter().map(|&x| x.into()).collect();
+            let token: Vec<f64> = self.qkv[t * self.shape.qkv_width()..][..self.shape.qkv_width()]
+                .iter()
+                .map(|&x| x.into())
+                .collect();
             let unit = |x: &[f64]| {
                 let norm = (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
                 x.iter().map(|x| x / norm).collect::<Vec<_>>()
@@ -98,7 +100,12 @@ impl Case {
 }
 
 fn shapes() -> Vec<DeltaShape> {
-    let shape = |key_heads, value_heads, key_dim, value_dim| DeltaShape { key_heads, value_heads, key_dim, value_dim };
+    let shape = |key_heads, value_heads, key_dim, value_dim| DeltaShape {
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim,
+    };
     vec![
         shape(1, 1, 16, 16),
         shape(2, 2, 7, 16),

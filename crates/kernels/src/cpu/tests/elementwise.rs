@@ -22,7 +22,7 @@ fn with_specials(rng: &mut Rng, len: usize) -> Vec<f32> {
     ];
     let mut x = rng.spread(len);
     for x in &mut x {
-        if rng.bits() % 8 == 0 {
+        if rng.bits().is_multiple_of(8) {
             *x = specials[rng.bits() as usize % specials.len()];
         }
     }

@@ -108,7 +108,11 @@ fn float_weights_have_the_references_bits() {
         let w = Matrix::new(encoding, 9, 70, &payload).unwrap();
         let x = rng.spread(2 * 70);
         for cpu in &devices {
-            assert_same(&linear(cpu, w, &x), &linear(&reference, w, &x), format_args!("{encoding:?} on {cpu:?}"));
+            assert_same(
+                &linear(cpu, w, &x),
+                &linear(&reference, w, &x),
+                format_args!("{encoding:?} on {cpu:?}"),
+            );
         }
     }
 }
@@ -143,7 +147,11 @@ fn inputs_that_are_not_finite_or_all_zero() {
             assert!(special.is_finite() || expected[..17].iter().all(|y| y.is_nan()), "{special}");
             assert!(expected[17..].iter().all(|y| y.is_finite()), "the other token is untouched");
             for cpu in devices() {
-                assert_same(&linear(&cpu, w, &x), &expected, format_args!("{encoding:?}, {special} on {cpu:?}"));
+                assert_same(
+                    &linear(&cpu, w, &x),
+                    &expected,
+                    format_args!("{encoding:?}, {special} on {cpu:?}"),
+                );
             }
         }
         let zero = linear(&reference(), w, &[0.0; 256]);
@@ -237,8 +245,10 @@ fn quantized_layers_equal_the_product_of_the_dequantized() {
             encoding.decode(&payload, rows * cols, 0, &mut weights).unwrap();
             let x = rng.floats(cols);
             let xq = dequantized_activations(&x, encoding.group().min(64));
-            let truth: Vec<f64> =
-                weights.chunks(cols).map(|w| w.iter().zip(&xq).map(|(w, x)| f64::from(*w) * x).sum()).collect();
+            let truth: Vec<f64> = weights
+                .chunks(cols)
+                .map(|w| w.iter().zip(&xq).map(|(w, x)| f64::from(*w) * x).sum())
+                .collect();
             let w = Matrix::new(encoding, rows, cols, &payload).unwrap();
             let found = linear(&Cpu::new(Isa::best(), 1).unwrap(), w, &x);
             assert_close(&found, &truth, 1e-5, format_args!("{encoding:?} [{rows}, {cols}]"));
@@ -373,7 +383,11 @@ fn a_slice_of_rows_is_a_matrix_of_its_own() {
         let part = w.slice_rows(5..9);
         assert_eq!((part.rows, part.cols), (4, cols));
         assert_same(&linear(&reference(), part, &x), &whole[5..9], format_args!("{encoding:?}"));
-        assert_same(&linear(&reference(), part.slice_rows(1..2), &x), &whole[6..7], format_args!("{encoding:?}"));
+        assert_same(
+            &linear(&reference(), part.slice_rows(1..2), &x),
+            &whole[6..7],
+            format_args!("{encoding:?}"),
+        );
     }
 }
 
@@ -385,7 +399,10 @@ fn weights_without_a_kernel_are_refused_by_name() {
     assert!(matches!(refused(affine(4, 24), 1, 48, 0), KernelError::Group { group: 24 }));
     assert!(matches!(refused(affine(8, 128), 2, 192, 0), KernelError::Straddle { cols: 192, group: 128 }));
     assert!(matches!(refused(affine(7, 64), 1, 64, 0), KernelError::Quant(_)));
-    assert!(matches!(refused(affine(4, 0), 1, 64, 0), KernelError::Straddle { .. } | KernelError::Group { .. }));
+    assert!(matches!(
+        refused(affine(4, 0), 1, 64, 0),
+        KernelError::Straddle { .. } | KernelError::Group { .. }
+    ));
     assert!(matches!(refused(FLOATS[0], 2, 3, 23), KernelError::Payload { expected: 24, found: 23, .. }));
     assert!(matches!(refused(FLOATS[0], usize::MAX, 2, 0), KernelError::TooLarge { .. }));
 }
@@ -405,7 +422,8 @@ impl AtTheEdge {
     fn new(bytes: &[u8]) -> AtTheEdge {
         let pages = bytes.len().div_ceil(Self::PAGE);
         let len = (pages + 1) * Self::PAGE;
-        let (read_write, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let (read_write, private) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a fresh anonymous mapping of whole pages.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, read_write, private, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
@@ -462,7 +480,8 @@ fn assemble(encoding: Encoding, rows: usize, cols: usize, regions: &[AtTheEdge; 
 fn nothing_is_read_behind_the_weights() {
     let mut rng = Rng::new(11);
     let devices: Vec<Cpu> = devices().into_iter().filter(|cpu| cpu.threads() == 1).collect();
-    for (encoding, cols) in quantized().into_iter().chain(FLOATS.map(|encoding| (encoding, vec![1, 17, 70]))) {
+    for (encoding, cols) in quantized().into_iter().chain(FLOATS.map(|encoding| (encoding, vec![1, 17, 70])))
+    {
         for cols in cols {
             let rows = 3;
             let payload = ordinary(&mut rng, encoding, rows, cols);

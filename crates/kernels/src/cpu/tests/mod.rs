@@ -62,7 +62,12 @@ pub(super) fn assert_same(found: &[f32], expected: &[f32], what: impl std::fmt::
     assert_eq!(found.len(), expected.len(), "{what}");
     for (i, (f, e)) in found.iter().zip(expected).enumerate() {
         let same = f.to_bits() == e.to_bits() || f.is_nan() && e.is_nan();
-        assert!(same, "{what}: element {i} is {f:e} ({:#x}), expected {e:e} ({:#x})", f.to_bits(), e.to_bits());
+        assert!(
+            same,
+            "{what}: element {i} is {f:e} ({:#x}), expected {e:e} ({:#x})",
+            f.to_bits(),
+            e.to_bits()
+        );
     }
 }
 
