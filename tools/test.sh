@@ -21,5 +21,5 @@ cargo test --locked --doc "${scope[@]}"
 if cargo nextest --version > /dev/null 2>&1; then
     cargo nextest run --locked "${scope[@]}"
 else
-    cargo test --locked --lib --bins --tests "${scope[@]}"
+    cargo test --locked --tests "${scope[@]}"
 fi

@@ -4,6 +4,7 @@
 use std::io::Read;
 use std::path::Path;
 
+use basert_convert::GENERATION_KEY;
 use basert_format::{BaseFile, Header};
 use basert_model::{Arch, Config, ModelError, ModelSpec};
 use basert_text::{ChatTemplate, Tokenizer};
@@ -11,9 +12,6 @@ use serde_json::{Map, Value, json};
 
 use crate::failure::{Failure, Outcome};
 use crate::options::Recommended;
-
-/// Header metadata that holds a checkpoint's `generation_config.json`.
-const GENERATION_KEY: &str = "basert.generation_config";
 
 /// Opens a `.base` file; what is not one gets a hint how to make one of it.
 ///
@@ -150,14 +148,11 @@ impl Bundle {
     /// A file without a template, or a template that refuses the conversation.
     pub fn render_chat(&self, system: Option<&str>, user: &str, no_think: bool) -> Outcome<String> {
         let tokenizer = self.tokenizer()?;
-        let source = tokenizer.chat_template().ok_or_else(|| {
-            Failure::new(format!("{} has no chat template", self.file.path().display()))
-                .hint("leave out --chat and write the prompt as the model was trained to see it")
-        })?;
-        let spelled = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id));
-        let (bos, eos) = (spelled(tokenizer.bos()), spelled(tokenizer.eos()));
         let template =
-            ChatTemplate::new(source, bos.as_deref(), eos.as_deref()).map_err(|e| Failure::from_error(&e))?;
+            ChatTemplate::of(tokenizer).map_err(|e| Failure::from_error(&e))?.ok_or_else(|| {
+                Failure::new(format!("{} has no chat template", self.file.path().display()))
+                    .hint("leave out --chat and write the prompt as the model was trained to see it")
+            })?;
 
         let system = system.map(|text| json!({"role": "system", "content": text}));
         let messages: Vec<Value> =

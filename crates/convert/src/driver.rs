@@ -17,6 +17,9 @@ use crate::{ConvertError, Options, Progress, Report, digest, encode};
 /// Metadata key that holds the target as it was asked for.
 const TARGET_KEY: &str = "basert.target";
 
+/// Header metadata key that holds a checkpoint's `generation_config.json`: what it recommends for sampling.
+pub const GENERATION_KEY: &str = "basert.generation_config";
+
 /// Stands in for a SHA-256 while the files are still being hashed.
 const HASH_TO_COME: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
@@ -155,6 +158,9 @@ fn header(source: &Source, plan: &Plan<'_>, options: &Options) -> Result<Header,
     header.tokenizer = plan.tokenizer.clone();
     header.config = plan.config.to_header();
     header.metadata.insert(TARGET_KEY.to_owned(), options.target.name().into());
+    if let Some(generation) = &plan.generation {
+        header.metadata.insert(GENERATION_KEY.to_owned(), generation.clone());
+    }
     header.flags = flags(plan);
     header.layers = vec![filler(); plan.config.num_hidden_layers];
     if plan.recipes.iter().any(|recipe| recipe.role.is_none()) {

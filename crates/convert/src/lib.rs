@@ -21,7 +21,7 @@ mod source;
 mod storage;
 mod tokenizer;
 
-pub use driver::convert;
+pub use driver::{GENERATION_KEY, convert};
 pub use error::ConvertError;
 pub use options::{Options, Target};
 pub use progress::{Progress, Silent};

@@ -169,6 +169,7 @@ fn header_says_what_the_file_is() {
     assert!(header.source.sha256.bytes().any(|digit| digit != b'0'));
     assert_eq!(header.config["eos_token_id"], json!(7));
     assert_eq!(header.config["eos_token_ids"], json!([9]));
+    assert_eq!(header.metadata[basert_convert::GENERATION_KEY], json!({"eos_token_id": [7, 9]}));
     assert_eq!(header.layers.len(), 4);
     let expected = HeaderFlags::QUANTIZED
         | HeaderFlags::HAS_MOE

@@ -73,7 +73,9 @@ impl<'a> Matrix<'a> {
         if let Encoding::Super(kind) = encoding {
             return Err(KernelError::Encoding { encoding: kind.name() });
         }
-        if matches!(encoding, Encoding::Affine { .. }) && !(matches!(group, 16 | 32) || group.is_multiple_of(64)) {
+        if matches!(encoding, Encoding::Affine { .. })
+            && !(matches!(group, 16 | 32) || group.is_multiple_of(64))
+        {
             return Err(KernelError::Group { group });
         }
         if group == 0 || !cols.is_multiple_of(group) {

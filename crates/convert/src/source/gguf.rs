@@ -64,6 +64,7 @@ impl GgufSource {
             inventory,
             recipes,
             mmproj: BTreeMap::new(),
+            generation: None,
             tokenizer,
             ignored: Vec::new(),
             notes,

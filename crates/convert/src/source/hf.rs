@@ -89,7 +89,8 @@ impl HfSource {
         if tokenizer.is_empty() {
             notes.push("there is no tokenizer; the bundle runs on token ids only".to_owned());
         }
-        Ok(Plan { arch, config, inventory, recipes, mmproj, tokenizer, ignored, notes })
+        let generation = self.generation.clone();
+        Ok(Plan { arch, config, inventory, recipes, mmproj, tokenizer, generation, ignored, notes })
     }
 
     /// The tensors decide whether the head is the embedding table and whether draft layers exist.

@@ -39,6 +39,8 @@ pub(crate) struct Plan<'a> {
     pub mmproj: BTreeMap<String, Value>,
     /// Tokenizer block of the header.
     pub tokenizer: tokenizer::Block,
+    /// What the checkpoint recommends for sampling, as `generation_config.json` says it.
+    pub generation: Option<Value>,
     /// Source tensors that carry nothing.
     pub ignored: Vec<String>,
     /// What else to report.

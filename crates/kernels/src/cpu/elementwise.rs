@@ -115,7 +115,8 @@ impl Cpu {
     pub fn conv1d_silu(&self, x: &[f32], weight: &[f32], state: &mut [f32], out: &mut [f32]) {
         assert_eq!(x.len(), out.len(), "convolution changes no shape");
         // weight and state differ by one row of channels.
-        let channels = weight.len().checked_sub(state.len()).filter(|&c| c > 0 && weight.len().is_multiple_of(c));
+        let channels =
+            weight.len().checked_sub(state.len()).filter(|&c| c > 0 && weight.len().is_multiple_of(c));
         assert!(channels.is_some(), "convolution state does not fit its weights");
         let channels = channels.unwrap_or(1);
         let kernel = weight.len() / channels;
