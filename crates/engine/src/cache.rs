@@ -78,16 +78,24 @@ impl CacheSizes {
         self.context.div_ceil(self.page_tokens)
     }
 
+    /// Pages of all sequences; saturating.
     fn pages(&self) -> usize {
-        self.pages_per_sequence() * self.sequences
+        self.pages_per_sequence().saturating_mul(self.sequences)
     }
 
-    /// Bytes of the K and the V pool of a layer, if it has any.
+    /// Page ids are 32-bit.
+    pub fn pages_have_ids(&self) -> bool {
+        u32::try_from(self.pages()).is_ok()
+    }
+
+    /// Bytes of the K and the V pool of a layer, if it has any; saturating, so that absurd sizes are refused as such.
     pub fn pool_bytes(&self, layer: &LayerSpec) -> Option<(usize, usize)> {
         let attention = layer.mixer.attention()?;
-        let tokens = self.pages() * self.page_tokens;
-        let side =
-            |dtype| tokens * attention.kv_heads * element_size(dtype).of(attention.head_dim as u64) as usize;
+        let tokens = self.pages().saturating_mul(self.page_tokens);
+        let side = |dtype| {
+            let token = attention.kv_heads * element_size(dtype).of(attention.head_dim as u64) as usize;
+            tokens.saturating_mul(token)
+        };
         Some((side(self.k), side(self.v)))
     }
 
@@ -119,8 +127,11 @@ pub(crate) struct Caches {
 }
 
 impl Caches {
-    /// Allocates every pool and state.
-    pub fn new(layers: &[LayerSpec], sizes: CacheSizes) -> Caches {
+    /// Allocates every pool.
+    ///
+    /// # Errors
+    /// [`EngineError::Kernel`] when the memory cannot be had.
+    pub fn new(layers: &[LayerSpec], sizes: CacheSizes) -> Result<Caches, EngineError> {
         let mut caches = Caches {
             layers: Vec::with_capacity(layers.len()),
             kv: Vec::new(),
@@ -130,12 +141,12 @@ impl Caches {
             sizes,
         };
         for layer in layers {
-            caches.add_layer(layer);
+            caches.add_layer(layer)?;
         }
-        caches
+        Ok(caches)
     }
 
-    fn add_layer(&mut self, layer: &LayerSpec) {
+    fn add_layer(&mut self, layer: &LayerSpec) -> Result<(), EngineError> {
         if let (Mixer::Attention(a), Some((k, v))) = (&layer.mixer, self.sizes.pool_bytes(layer)) {
             self.layers.push(LayerCache::Kv(self.kv.len()));
             let geometry = KvGeometry {
@@ -145,11 +156,12 @@ impl Caches {
                 k: self.sizes.k,
                 v: self.sizes.v,
             };
-            self.kv.push(KvLayer { geometry, k: Buffer::zeroed(k), v: Buffer::zeroed(v) });
+            self.kv.push(KvLayer { geometry, k: Buffer::try_zeroed(k)?, v: Buffer::try_zeroed(v)? });
         } else if let Some((delta, conv)) = CacheSizes::state_elements(layer) {
             self.layers.push(LayerCache::State(StateSlot { start: self.state_len, delta, conv }));
             self.state_len += delta + conv;
         }
+        Ok(())
     }
 
     /// A new empty sequence.

@@ -18,6 +18,11 @@ use crate::workspace::Workspace;
 const DEFAULT_CONTEXT: usize = 4096;
 /// Pages hold whole attention tiles of this many positions.
 const TILE: usize = 32;
+/// Bounds of options, far above any use, that keep sizes inside 64 bits.
+const MAX_CONTEXT: usize = 1 << 31;
+const MAX_SEQUENCES: usize = 1 << 12;
+const MAX_THREADS: usize = 1 << 10;
+const MAX_STEP: usize = 1 << 20;
 
 /// Element types of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,12 +177,13 @@ impl Engine {
             Some(isa) => isa,
             None => Isa::from_env()?.unwrap_or_else(Isa::best),
         };
+        within("threads", options.threads, MAX_THREADS)?;
         let cpu = Cpu::new(isa, options.threads.unwrap_or_else(default_threads))?;
 
         let mut notes = bound.notes;
         let sizes = cache_sizes(&spec, options, &mut notes)?;
-        let step_tokens = options.step_tokens.clamp(1, sizes.context);
-        let options = Options { step_tokens, logit_rows: options.logit_rows.max(1), ..options.clone() };
+        let (step_tokens, logit_rows) = step_limits(options, sizes.context);
+        let options = Options { step_tokens, logit_rows, ..options.clone() };
         let memory = MemoryPlan {
             weights_mapped: file.tensors().map(|t| t.data.len() as u64).sum(),
             weights_decoded: bound.decoded_bytes as u64,
@@ -196,7 +202,7 @@ impl Engine {
         };
         Ok(Engine {
             rope: frequencies(&spec, &weights),
-            caches: Caches::new(&spec.layers, sizes),
+            caches: Caches::new(&spec.layers, sizes)?,
             work: Workspace::new(&spec, options.step_tokens, options.logit_rows),
             tokens: Vec::with_capacity(options.step_tokens),
             spans: Vec::with_capacity(options.sequences),
@@ -411,6 +417,24 @@ fn frequencies(spec: &ModelSpec, weights: &Weights) -> Option<Frequencies> {
     })
 }
 
+/// Largest step and logit rows for a context. A step never has more rows than there are positions, and its size never
+/// changes a result.
+fn step_limits(options: &Options, context: usize) -> (usize, usize) {
+    let positions = context.saturating_mul(options.sequences);
+    let step_tokens = options.step_tokens.clamp(1, positions.min(MAX_STEP));
+    (step_tokens, options.logit_rows.clamp(1, step_tokens))
+}
+
+/// Checks an option that counts something.
+fn within(option: &'static str, value: Option<usize>, max: usize) -> Result<(), EngineError> {
+    match value {
+        Some(value) if value == 0 || value > max => {
+            Err(EngineError::Option { option, reason: format!("{value} is not between 1 and {max}") })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Context and page size, checked against the model and the machine.
 fn cache_sizes(
     spec: &ModelSpec,
@@ -422,11 +446,9 @@ fn cache_sizes(
         let reason = format!("{page} tokens is not a positive multiple of {TILE}");
         return Err(EngineError::Option { option: "page size", reason });
     }
-    if options.sequences == 0 || options.context == Some(0) {
-        let reason = "must be at least 1".to_owned();
-        let option = if options.sequences == 0 { "sequences" } else { "context" };
-        return Err(EngineError::Option { option, reason });
-    }
+    within("page size", page, MAX_CONTEXT)?;
+    within("sequences", Some(options.sequences), MAX_SEQUENCES)?;
+    within("context", options.context, MAX_CONTEXT)?;
     let sized = |context: usize| CacheSizes {
         k: options.kv.k,
         v: options.kv.v,
@@ -434,10 +456,17 @@ fn cache_sizes(
         page_tokens: page.unwrap_or(context.next_multiple_of(TILE)),
         sequences: options.sequences,
     };
-    let bytes =
-        |context| MemoryPlan::of(spec, &sized(context), options.step_tokens, options.logit_rows).total();
+    let bytes = |context| {
+        let (step_tokens, logit_rows) = step_limits(options, context);
+        MemoryPlan::of(spec, &sized(context), step_tokens, logit_rows).total()
+    };
     let available = available_memory();
     if let Some(context) = options.context {
+        if !sized(context).pages_have_ids() {
+            let reason =
+                format!("{context} tokens in pages of {} need too many pages", sized(context).page_tokens);
+            return Err(EngineError::Option { option: "context", reason });
+        }
         return match available.filter(|&free| bytes(context) > free) {
             None => Ok(sized(context)),
             Some(free) => Err(EngineError::Option {

@@ -20,6 +20,20 @@ pub struct GenerateParams {
     pub prefill_chunk: Option<usize>,
 }
 
+/// What happens while an answer is made. Breaking on any of them ends it with [`Finish::Stop`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// So many prompt tokens of so many have been run; a chance to stop a long prefill.
+    Prefilled {
+        /// Tokens run.
+        done: usize,
+        /// Tokens of the prompt.
+        total: usize,
+    },
+    /// The next token of the answer.
+    Token(u32),
+}
+
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
@@ -46,7 +60,7 @@ pub struct Generation {
     pub decode: Duration,
 }
 
-/// Answers `prompt`, telling `on_token` every token as it comes. A fresh sequence is used and released.
+/// Answers `prompt`, telling `on_event` what happens as it happens. A fresh sequence is used and released.
 ///
 /// # Errors
 /// Sampling parameters out of range, a prompt that leaves no room for one token, and those of
@@ -55,7 +69,7 @@ pub fn generate(
     engine: &mut Engine,
     prompt: &[u32],
     params: &GenerateParams,
-    on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
 ) -> Result<Generation, EngineError> {
     params.sampling.validate(engine.spec().vocab)?;
     let context = engine.selected().context;
@@ -66,7 +80,7 @@ pub fn generate(
         return Err(EngineError::ContextFull { needed: prompt.len(), context });
     }
     let sequence = engine.new_sequence()?;
-    let result = answer(engine, sequence, prompt, params, on_token);
+    let result = answer(engine, sequence, prompt, params, on_event);
     engine.release(sequence);
     result
 }
@@ -76,16 +90,21 @@ fn answer(
     sequence: SequenceId,
     prompt: &[u32],
     params: &GenerateParams,
-    on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
 ) -> Result<Generation, EngineError> {
     let start = Instant::now();
     let mut sampler = Sampler::new(params.sampling.clone(), prompt);
     let chunk = params.prefill_chunk.unwrap_or(usize::MAX).clamp(1, engine.step_tokens());
-    let last = prompt.len().div_ceil(chunk) - 1;
-    let mut next = None;
-    for (i, tokens) in prompt.chunks(chunk).enumerate() {
-        let wanted = if i == last && params.max_tokens > 0 { WantLogits::Last } else { WantLogits::None };
+    let total = prompt.len();
+    let (mut done, mut next, mut stopped) = (0, None, false);
+    for tokens in prompt.chunks(chunk) {
+        done += tokens.len();
+        let wanted = if done == total && params.max_tokens > 0 { WantLogits::Last } else { WantLogits::None };
         let mut logits = engine.step(&[TokenRun { sequence, tokens, logits: wanted }])?;
+        stopped = on_event(Event::Prefilled { done, total }).is_break();
+        if stopped {
+            break;
+        }
         if wanted == WantLogits::Last {
             next = Some(sampler.sample(logits.row_mut(0))?);
         }
@@ -93,7 +112,7 @@ fn answer(
     let prefill = start.elapsed();
     let mut generation = Generation {
         ids: Vec::new(),
-        finish: Finish::Length,
+        finish: if stopped { Finish::Stop } else { Finish::Length },
         prompt_tokens: prompt.len(),
         prefill,
         first_token: prefill,
@@ -106,7 +125,7 @@ fn answer(
             break;
         }
         generation.ids.push(token);
-        if on_token(token).is_break() {
+        if on_event(Event::Token(token)).is_break() {
             generation.finish = Finish::Stop;
             break;
         }

@@ -19,6 +19,6 @@ mod workspace;
 pub use cache::SequenceId;
 pub use engine::{Engine, KvTypes, Logits, Options, RecurrentState, Selected, TokenRun, WantLogits};
 pub use error::EngineError;
-pub use generate::{Finish, GenerateParams, Generation, generate};
+pub use generate::{Event, Finish, GenerateParams, Generation, generate};
 pub use plan::MemoryPlan;
 pub use sampler::{Sampler, SamplingParams, argmax};

@@ -5,7 +5,8 @@ use basert_model::ModelSpec;
 use crate::cache::CacheSizes;
 use crate::workspace::Workspace;
 
-/// Bytes that a loaded engine holds, by part.
+/// Bytes that a loaded engine holds, by part. The kernels' own scratch (quantised activations, a tile per thread) is
+/// not in it: it grows to the largest step, about one byte per element of that step's widest input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// Tensor payloads used from the memory map.
@@ -23,7 +24,8 @@ pub struct MemoryPlan {
 impl MemoryPlan {
     /// Sum of all parts.
     pub fn total(&self) -> u64 {
-        self.weights_mapped + self.weights_decoded + self.kv + self.state + self.workspace
+        let parts = [self.weights_mapped, self.weights_decoded, self.kv, self.state, self.workspace];
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 
     /// Caches and workspace for the given sizes; weights are added by the loader.
@@ -33,7 +35,8 @@ impl MemoryPlan {
         step_tokens: usize,
         logit_rows: usize,
     ) -> MemoryPlan {
-        let kv = spec.layers.iter().filter_map(|l| sizes.pool_bytes(l)).map(|(k, v)| (k + v) as u64).sum();
+        let pools = spec.layers.iter().filter_map(|l| sizes.pool_bytes(l));
+        let kv = pools.fold(0u64, |sum, (k, v)| sum.saturating_add(k as u64).saturating_add(v as u64));
         let state = spec.layers.iter().filter_map(CacheSizes::state_elements);
         let state: usize = state.map(|(delta, conv)| (delta + conv) * size_of::<f32>()).sum();
         MemoryPlan {
@@ -106,7 +109,7 @@ mod tests {
                 for (context, page_tokens) in [(100, 128), (100, 32)] {
                     let sizes = CacheSizes { k, v, context, page_tokens, sequences: 3 };
                     let plan = MemoryPlan::of(&spec, &sizes, 48, 5);
-                    let caches = Caches::new(&spec.layers, sizes);
+                    let caches = Caches::new(&spec.layers, sizes).unwrap();
                     let kv: usize = caches.kv.iter().map(|l| l.k.len() + l.v.len()).sum();
                     assert_eq!(plan.kv, kv as u64);
                     assert_eq!(plan.state, (3 * caches.state_len * size_of::<f32>()) as u64);

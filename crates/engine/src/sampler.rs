@@ -138,8 +138,6 @@ impl Sampler {
             return best;
         }
         let weight = |logit: f32| libm::exp(f64::from((logit - max) / p.temperature));
-        let total: f64 = logits.iter().map(|&l| weight(l)).sum();
-
         let keep = if p.top_k == 0 { logits.len() } else { p.top_k.min(logits.len()) };
         let candidates = &mut self.candidates;
         candidates.clear();
@@ -147,8 +145,8 @@ impl Sampler {
         sort_largest(candidates, keep);
         candidates.truncate(keep);
 
-        // With top-k the probabilities of top-p are those among the kept tokens.
-        let total = if p.top_k == 0 { total } else { candidates.iter().map(|c| weight(c.0)).sum() };
+        // With top-k, the probabilities that top-p adds up are those among the kept tokens.
+        let total: f64 = candidates.iter().map(|c| weight(c.0)).sum();
         let mut cumulative = 0.0;
         let mut kept = 0;
         for &(logit, _) in candidates.iter() {

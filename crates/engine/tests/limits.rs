@@ -6,7 +6,8 @@ mod common;
 use std::ops::ControlFlow;
 
 use basert_engine::{
-    Engine, EngineError, Finish, GenerateParams, Options, SamplingParams, TokenRun, WantLogits, generate,
+    Engine, EngineError, Event, Finish, GenerateParams, Options, SamplingParams, TokenRun, WantLogits,
+    generate,
 };
 use common::{KV_F16, assert_same_bits, converted, fixture, load_with, logits};
 
@@ -76,6 +77,31 @@ fn a_refused_step_changes_nothing() {
 }
 
 #[test]
+fn step_limits_beyond_the_context_are_cut_to_it_and_not_allocated() {
+    let (engine, _file) = toy(Options { context: Some(64), step_tokens: usize::MAX, ..Options::default() });
+    assert_eq!((engine.step_tokens(), engine.logit_rows()), (64, 64));
+}
+
+#[test]
+fn a_long_prefill_can_be_stopped_between_chunks() {
+    let (mut engine, _file) = toy(Options::default());
+    let params = GenerateParams { prefill_chunk: Some(10), ..greedy(8) };
+    let mut seen = Vec::new();
+    let answer = generate(&mut engine, &[3; 100], &params, &mut |event| {
+        seen.push(event);
+        if seen.len() == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    let answer = answer.unwrap();
+    assert_eq!((answer.ids.len(), answer.finish), (0, Finish::Stop));
+    assert_eq!(seen, [10, 20].map(|done| Event::Prefilled { done, total: 100 }));
+    // The sequence was released.
+    assert_eq!(
+        generate(&mut engine, &[3], &greedy(2), &mut |_| ControlFlow::Continue(())).unwrap().ids.len(),
+        2
+    );
+}
+
+#[test]
 fn released_sequences_are_free_again_and_dead_ids_are_refused() {
     let (mut engine, _file) = toy(Options { sequences: 1, ..Options::default() });
     let a = engine.new_sequence().unwrap();
@@ -94,7 +120,14 @@ fn options_that_cannot_be_honoured_are_refused_before_anything_runs() {
         Options { page_tokens: Some(48), ..Options::default() },
         Options { context: Some(0), ..Options::default() },
         Options { sequences: 0, ..Options::default() },
+        Options { context: Some(1 << 31), ..Options::default() },
         Options { context: Some(1 << 40), ..Options::default() },
+        Options { context: Some(usize::MAX), ..Options::default() },
+        Options { context: Some(1 << 31), page_tokens: Some(32), sequences: 4096, ..Options::default() },
+        Options { page_tokens: Some(usize::MAX - 31), ..Options::default() },
+        Options { sequences: usize::MAX, ..Options::default() },
+        Options { threads: Some(0), ..Options::default() },
+        Options { threads: Some(100_000), ..Options::default() },
     ];
     for options in cases {
         let result = Engine::open(&file.path, &options);

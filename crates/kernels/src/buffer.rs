@@ -9,10 +9,17 @@ use crate::KernelError;
 /// One cache line, and the widest vector.
 const ALIGN: usize = 64;
 
-/// Owned bytes that start at a multiple of 64 and are zero at first. Large buffers come straight from the operating
-/// system, so pages that are never written cost nothing.
+/// What is asked of the allocator. Up to this alignment it has zeroed memory of large sizes straight from the operating
+/// system; beyond it the standard library would write every byte itself.
+const ALLOCATED_ALIGN: usize = 16;
+
+/// Owned bytes that start at a multiple of 64 and are zero at first. Pages of large buffers that are never touched cost
+/// nothing.
 pub struct Buffer {
-    ptr: NonNull<u8>,
+    /// Start of the allocation, `len + ALIGN` bytes; dangling if `len` is 0.
+    allocation: NonNull<u8>,
+    /// First multiple of [`ALIGN`] in it.
+    start: NonNull<u8>,
     len: usize,
 }
 
@@ -38,12 +45,16 @@ impl Buffer {
     pub fn try_zeroed(len: usize) -> Result<Buffer, KernelError> {
         let failed = || KernelError::OutOfMemory { bytes: len };
         if len == 0 {
-            return Ok(Buffer { ptr: NonNull::dangling(), len });
+            let nothing = NonNull::dangling();
+            return Ok(Buffer { allocation: nothing, start: nothing, len });
         }
-        let layout = Layout::from_size_align(len, ALIGN).map_err(|_| failed())?;
+        let layout = layout(len).ok_or_else(failed)?;
         // SAFETY: the layout's size is not zero.
-        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(failed)?;
-        Ok(Buffer { ptr, len })
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(failed)?;
+        let offset = allocation.as_ptr().align_offset(ALIGN);
+        // SAFETY: the offset is less than `ALIGN`, which the allocation has beyond `len`.
+        let start = unsafe { allocation.add(offset) };
+        Ok(Buffer { allocation, start, len })
     }
 
     /// Length in bytes.
@@ -58,22 +69,27 @@ impl Buffer {
 
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
-        // SAFETY: `ptr` owns `len` initialised bytes (or `len` is 0).
-        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+        // SAFETY: `len` initialised bytes of ours are at `start` (or `len` is 0).
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
     /// The bytes, to write.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_bytes`, and `self` is borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
+}
+
+/// Layout of the allocation behind `len` bytes.
+fn layout(len: usize) -> Option<Layout> {
+    Layout::from_size_align(len.checked_add(ALIGN)?, ALLOCATED_ALIGN).ok()
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let (1.., Ok(layout)) = (self.len, Layout::from_size_align(self.len, ALIGN)) {
-            // SAFETY: `ptr` came from `alloc_zeroed` with this very layout.
-            unsafe { dealloc(self.ptr.as_ptr(), layout) }
+        if let (1.., Some(layout)) = (self.len, layout(self.len)) {
+            // SAFETY: `allocation` came from `alloc_zeroed` with this very layout.
+            unsafe { dealloc(self.allocation.as_ptr(), layout) }
         }
     }
 }

@@ -225,3 +225,13 @@ fn sparse_step_and_named_layers_make_dense_layers() {
     assert!(names.contains(&"layers.1.ffn_gate_exps.weight".to_owned()));
     assert_eq!(Config::from_header(arch, &config.to_header()).unwrap(), config);
 }
+
+#[test]
+fn contexts_that_no_machine_could_hold_are_refused() {
+    for context in [json!(0), json!(1u64 << 63), json!(u64::MAX)] {
+        let config = Config::from_hf(&with(qwen35(), "max_position_embeddings", context.clone()), None);
+        let spec = config.and_then(|(arch, config)| ModelSpec::new(arch, &config));
+        let error = spec.unwrap_err().to_string();
+        assert!(error.contains("max_position_embeddings"), "{context}: {error}");
+    }
+}

@@ -120,6 +120,7 @@ const MAX_LAYERS: usize = 4096;
 const MAX_WIDTH: usize = 1 << 20;
 const MAX_VOCAB: usize = 1 << 24;
 const MAX_EXPERTS: usize = 1 << 14;
+const MAX_CONTEXT: usize = 1 << 31;
 
 impl Config {
     /// Checks ranges and divisibility; what passes can be turned into shapes without overflow.
@@ -136,6 +137,9 @@ impl Config {
             "num_attention_heads",
             self.num_attention_heads,
         )?;
+        if let Some(context) = self.max_position_embeddings {
+            at_most("max_position_embeddings", context, MAX_CONTEXT)?;
+        }
         if self.mtp_num_hidden_layers > MAX_LAYERS {
             return Err(ModelError::Inconsistent("mtp_num_hidden_layers is out of range".to_owned()));
         }
