@@ -8,6 +8,9 @@ use crate::vector::{avx2::Avx2, avx512::Avx512};
 /// One piece of work of one operation: its arguments, its definition and its vectorised form. Both give the same bits
 /// for every input (two NaNs count as the same).
 pub(crate) trait Kernel {
+    /// Whether the vectorised form has integer dot products, so that it is compiled for VNNI as well.
+    const INTEGER: bool = false;
+
     /// The definition, in plain Rust.
     fn reference(self);
 
@@ -72,12 +75,12 @@ impl Level {
             // SAFETY: these kinds exist only where `detect` or `all` found their features.
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => unsafe { run_avx2(kernel) },
+            // SAFETY: as above; VNNI is a superset.
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vnni if K::INTEGER => unsafe { run_avx512_vnni(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => unsafe { run_avx512(kernel) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx512Vnni => unsafe { run_avx512_vnni(kernel) },
+            Kind::Avx512 | Kind::Avx512Vnni => unsafe { run_avx512(kernel) },
         }
     }
 }

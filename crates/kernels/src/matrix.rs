@@ -1,8 +1,10 @@
 //! Weight matrices as the kernels read them: views into a file's payload, never copied.
 
 use std::ops::Range;
+use std::sync::LazyLock;
 
 use basert_quant::{Encoding, FloatDtype, Fp4, ScaleDtype};
+use half::{bf16, f16};
 
 use crate::KernelError;
 
@@ -252,13 +254,58 @@ impl<'a> Quantized<'a> {
     }
 }
 
+/// Values of the one-byte scale formats by their byte.
+struct ByteScales {
+    e8m0: [f32; 256],
+    e4m3: [f32; 256],
+    mx: [f32; 256],
+    nv: [f32; 256],
+}
+
+static BYTE_SCALES: LazyLock<ByteScales> = LazyLock::new(|| {
+    let bytes: [u8; 256] = std::array::from_fn(|byte| byte as u8);
+    let affine = |dtype: ScaleDtype| {
+        let mut values = [0.0; 256];
+        // One byte per value, so the lengths agree.
+        let decoded = dtype.decode(&bytes, &mut values);
+        debug_assert!(decoded.is_ok());
+        values
+    };
+    ByteScales {
+        e8m0: affine(ScaleDtype::E8m0),
+        e4m3: affine(ScaleDtype::E4m3),
+        mx: bytes.map(|byte| Fp4::Mx.scale(byte) * 0.5),
+        nv: bytes.map(|byte| Fp4::Nv.scale(byte) * 0.5),
+    }
+});
+
+/// How to read a scale region.
+pub(crate) enum ScaleReader {
+    F16,
+    Bf16,
+    /// One byte per scale, by table.
+    Table(&'static [f32; 256]),
+}
+
 impl ScaleFormat {
+    /// The way to read a region of this format.
+    pub fn reader(self) -> ScaleReader {
+        match self {
+            ScaleFormat::Affine(ScaleDtype::F16) => ScaleReader::F16,
+            ScaleFormat::Affine(ScaleDtype::Bf16) => ScaleReader::Bf16,
+            ScaleFormat::Affine(ScaleDtype::E8m0) => ScaleReader::Table(&BYTE_SCALES.e8m0),
+            ScaleFormat::Affine(ScaleDtype::E4m3) => ScaleReader::Table(&BYTE_SCALES.e4m3),
+            ScaleFormat::Fp4(Fp4::Mx) => ScaleReader::Table(&BYTE_SCALES.mx),
+            ScaleFormat::Fp4(Fp4::Nv) => ScaleReader::Table(&BYTE_SCALES.nv),
+        }
+    }
+
     /// `s` at position `index` of a region (or a stored bias, which is read alike).
     pub fn get(self, region: &[u8], index: usize) -> f32 {
-        match self {
-            // The error case is an index outside the region, which the slicing below reports as the bug it is.
-            ScaleFormat::Affine(dtype) => dtype.get(&region[index * dtype.bytes()..], 0).unwrap_or(f32::NAN),
-            ScaleFormat::Fp4(kind) => kind.scale(region[index]) * 0.5,
+        match self.reader() {
+            ScaleReader::F16 => f16::from_le_bytes(region.as_chunks().0[index]).to_f32(),
+            ScaleReader::Bf16 => bf16::from_le_bytes(region.as_chunks().0[index]).to_f32(),
+            ScaleReader::Table(values) => values[usize::from(region[index])],
         }
     }
 }

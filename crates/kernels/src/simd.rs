@@ -20,7 +20,7 @@ mod scales;
 mod tile;
 
 use crate::level::Kernel;
-use crate::reference;
+use crate::reference::{self, affine::AffineLinear};
 use crate::vector::Simd;
 
 /// Connects an operation's arguments with its reference and its vectorised form; without one, the reference runs.
@@ -53,7 +53,6 @@ kernel!(reference::elementwise::AddScaled<'_>, reference::elementwise::add_scale
 kernel!(reference::elementwise::SigmoidScaleRows<'_>, reference::elementwise::sigmoid_scale_rows);
 kernel!(reference::rope::Rope<'_>, reference::rope::rope);
 kernel!(reference::quantize::Quantize<'_>, reference::quantize::quantize, quantize::quantize);
-kernel!(reference::affine::AffineLinear<'_>, reference::affine::affine_linear, affine::affine_linear);
 kernel!(reference::float::FloatLinear<'_>, reference::float::float_linear, float::float_linear);
 kernel!(
     reference::attention::AttentionSegment<'_>,
@@ -66,6 +65,19 @@ kernel!(reference::attention::StoreKv<'_>, reference::attention::store_kv, atten
 kernel!(reference::conv::ConvSilu<'_>, reference::conv::conv_silu, conv::conv_silu);
 kernel!(reference::delta::NormalizeKeys<'_>, reference::delta::normalize_keys, norm::normalize_keys);
 kernel!(reference::delta::DeltaColumns<'_>, reference::delta::delta_columns, delta::delta_columns);
+
+impl Kernel for AffineLinear<'_> {
+    const INTEGER: bool = true;
+
+    fn reference(self) {
+        reference::affine::affine_linear(self);
+    }
+
+    #[inline(always)]
+    fn vectorized<S: Simd>(self, simd: S) {
+        affine::affine_linear(simd, self);
+    }
+}
 
 /// Asks for the cache line at `at`. Any address will do: nothing is read and nothing faults.
 #[inline(always)]

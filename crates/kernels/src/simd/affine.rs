@@ -5,12 +5,12 @@
 //! accumulators of sixteen rows are vectors. The reduction keeps the two halves of a block apart, so that one kernel
 //! serves blocks of 64 (halves added) and of 32; blocks of 16 take two passes with every other 16 columns masked.
 
-use std::ops::Range;
-
-use super::scales::{PANEL, Panel};
-use super::tile::affine_tiles;
+use super::scales::{Rows, decode_scales};
+use super::tile::many_tokens;
 use crate::matrix::{Coding, FP4_CODES, Quantized};
 use crate::reference::affine::{Activations, AffineLinear};
+use crate::scratch::{Line, Local, grown};
+use crate::shared::ColumnBlock;
 use crate::vector::{Simd, padded};
 
 /// Columns that are taken at a time.
@@ -24,24 +24,76 @@ pub(crate) const TILE_TOKENS: usize = 8;
 
 /// See [`AffineLinear`].
 #[inline(always)]
-pub(crate) fn affine_linear<S: Simd>(s: S, a: AffineLinear<'_>) {
-    if a.x.tokens >= TILE_TOKENS {
-        return affine_tiles(s, a);
-    }
-    match (a.weights.coding, a.weights.bits()) {
-        (Coding::Fp4, _) => by_block::<S, Fp4Codes>(s, a),
-        (_, 4) => by_block::<S, Nibbles>(s, a),
-        (_, 8) => by_block::<S, Bytes>(s, a),
-        _ => by_block::<S, Narrow>(s, a),
+pub(crate) fn affine_linear<S: Simd>(s: S, mut a: AffineLinear<'_>) {
+    let (w, x, rows) = (a.weights, a.x, a.out.width());
+    let Local { lines, biases, tile: units, .. } = a.local;
+    let scales = grown(lines, w.groups(), Line([0.0; TILE_ROWS]));
+    let biases = grown(biases, w.groups(), Line([0.0; TILE_ROWS]));
+    for first in (0..rows).step_by(TILE_ROWS) {
+        let count = TILE_ROWS.min(rows - first);
+        let numbers = tile_rows(a.first_row + first, count);
+        decode_scales(s, &w, &numbers, scales, biases);
+        let mut tile = Tile { w, numbers, scales, biases, copies: [[0; BLOCK]; 8] };
+        let mut out = TileOut { out: &mut a.out, first, count };
+        if x.tokens >= TILE_TOKENS {
+            many_tokens(s, &tile, &x, &mut out, units);
+            continue;
+        }
+        match (w.coding, w.bits()) {
+            (Coding::Fp4, _) => by_block::<S, Fp4Codes>(s, &mut tile, &x, &mut out),
+            (_, 4) => by_block::<S, Nibbles>(s, &mut tile, &x, &mut out),
+            (_, 8) => by_block::<S, Bytes>(s, &mut tile, &x, &mut out),
+            _ => by_block::<S, Narrow>(s, &mut tile, &x, &mut out),
+        }
     }
 }
 
+/// Sixteen rows of a matrix.
+pub(crate) struct Tile<'a> {
+    pub w: Quantized<'a>,
+    pub numbers: [usize; TILE_ROWS],
+    pub scales: &'a [Rows], // [groups]
+    pub biases: &'a [Rows], // [groups]
+    /// Eight rows' codes where they cannot be read in place.
+    copies: [[u8; BLOCK]; 8],
+}
+
+/// Where the outputs of a tile go.
+pub(crate) struct TileOut<'a, 'b> {
+    out: &'a mut ColumnBlock<'b, f32>,
+    first: usize,
+    count: usize,
+}
+
+impl TileOut<'_, '_> {
+    /// Writes the outputs of one token.
+    #[inline(always)]
+    pub fn store<S: Simd>(&mut self, s: S, token: usize, values: S::F) {
+        let mut lanes = [0.0; TILE_ROWS];
+        s.store(values, &mut lanes);
+        self.out.row_mut(token)[self.first..][..self.count].copy_from_slice(&lanes[..self.count]);
+    }
+}
+
+/// Row numbers of a tile. Behind the last row they repeat it; those results are dropped.
 #[inline(always)]
-fn by_block<S: Simd, W: Source>(s: S, a: AffineLinear<'_>) {
-    match a.x.block {
-        16 => affine_rows::<S, W, 4>(s, a),
-        32 => affine_rows::<S, W, 2>(s, a),
-        _ => affine_rows::<S, W, 1>(s, a),
+fn tile_rows(first: usize, count: usize) -> [usize; TILE_ROWS] {
+    let mut rows = [first; TILE_ROWS];
+    for (i, row) in rows.iter_mut().enumerate() {
+        *row = first + i.min(count - 1);
+    }
+    rows
+}
+
+#[inline(always)]
+fn by_block<S: Simd, W: Source>(s: S, tile: &mut Tile<'_>, x: &Activations<'_>, out: &mut TileOut<'_, '_>) {
+    for token in 0..x.tokens {
+        let sum = match x.block {
+            16 => row_sums::<S, W, 4>(s, tile, &TokenView::new::<W, 4>(x, token)),
+            32 => row_sums::<S, W, 2>(s, tile, &TokenView::new::<W, 2>(x, token)),
+            _ => row_sums::<S, W, 1>(s, tile, &TokenView::new::<W, 1>(x, token)),
+        };
+        out.store(s, token, sum);
     }
 }
 
@@ -135,65 +187,14 @@ pub(crate) fn unpack<S: Simd>(s: S, packed: &[u8; BLOCK], bits: usize) -> [u64; 
     words
 }
 
-/// Row numbers of a tile. Behind the last row they repeat it; those results are dropped.
+/// All blocks of one token; `PER` is the number of activation blocks in 64 columns.
 #[inline(always)]
-pub(crate) fn tile_rows(first: usize, count: usize) -> [usize; TILE_ROWS] {
-    let mut rows = [first; TILE_ROWS];
-    for (i, row) in rows.iter_mut().enumerate() {
-        *row = first + i.min(count - 1);
-    }
-    rows
-}
-
-/// `PER` is the number of activation blocks in a block of 64 columns.
-#[inline(always)]
-fn affine_rows<S: Simd, W: Source, const PER: usize>(s: S, mut a: AffineLinear<'_>) {
-    let rows = a.out.width();
-    let mut panel = Panel::new();
-    for first in (0..rows).step_by(TILE_ROWS) {
-        let count = TILE_ROWS.min(rows - first);
-        let numbers = tile_rows(a.first_row + first, count);
-        let mut tile = Tile { w: a.weights, numbers, copies: [[0; BLOCK]; 8] };
-        let mut acc = [s.splat(0.0); TILE_TOKENS];
-        for group in (0..a.weights.groups()).step_by(PANEL) {
-            let groups = PANEL.min(a.weights.groups() - group);
-            panel.decode(s, &a.weights, &numbers, group, groups);
-            for (token, acc) in acc.iter_mut().enumerate().take(a.x.tokens) {
-                let view = TokenView::new::<W, PER>(&a.x, token);
-                *acc = add_panel::<S, W, PER>(s, &mut tile, &view, &panel, group..group + groups, *acc);
-            }
-        }
-        for (token, acc) in acc.iter().enumerate().take(a.x.tokens) {
-            let mut lanes = [0.0; TILE_ROWS];
-            s.store(*acc, &mut lanes);
-            a.out.row_mut(token)[first..first + count].copy_from_slice(&lanes[..count]);
-        }
-    }
-}
-
-/// Sixteen rows of a matrix.
-struct Tile<'a> {
-    w: Quantized<'a>,
-    numbers: [usize; TILE_ROWS],
-    /// Eight rows' codes where they cannot be read in place.
-    copies: [[u8; BLOCK]; 8],
-}
-
-/// Adds the blocks of a panel's groups to the sums of one token.
-#[inline(always)]
-fn add_panel<S: Simd, W: Source, const PER: usize>(
-    s: S,
-    tile: &mut Tile<'_>,
-    x: &TokenView<'_>,
-    panel: &Panel,
-    groups: Range<usize>,
-    mut acc: S::F,
-) -> S::F {
+fn row_sums<S: Simd, W: Source, const PER: usize>(s: S, tile: &mut Tile<'_>, x: &TokenView<'_>) -> S::F {
+    let mut acc = s.splat(0.0);
     if PER == 1 {
         let blocks = tile.w.group / BLOCK;
-        for group in groups.clone() {
-            let scale = s.load(&panel.scales[group - groups.start]);
-            let bias = s.load(&panel.biases[group - groups.start]);
+        for (group, (scale, bias)) in tile.scales.iter().zip(tile.biases).enumerate() {
+            let (scale, bias) = (s.load(&scale.0), s.load(&bias.0));
             for block in group * blocks..(group + 1) * blocks {
                 let [sum] = block_sums::<S, W, 1>(s, tile, x, block);
                 acc = x.add_block(s, block, sum, scale, bias, acc);
@@ -201,12 +202,11 @@ fn add_panel<S: Simd, W: Source, const PER: usize>(
         }
         return acc;
     }
-    // Eight groups are whole blocks; only a row's last block may be incomplete.
-    for block in groups.start / PER..groups.end.div_ceil(PER) {
+    for block in 0..tile.scales.len().div_ceil(PER) {
         let sums = block_sums::<S, W, PER>(s, tile, x, block);
-        for (index, sum) in (block * PER..groups.end).zip(sums) {
-            let scale = s.load(&panel.scales[index - groups.start]);
-            let bias = s.load(&panel.biases[index - groups.start]);
+        // A row's last block may be incomplete.
+        for (index, sum) in (block * PER..tile.scales.len()).zip(sums) {
+            let (scale, bias) = (s.load(&tile.scales[index].0), s.load(&tile.biases[index].0));
             acc = x.add_block(s, index, sum, scale, bias, acc);
         }
     }

@@ -1,84 +1,64 @@
 //! Scales and biases of a tile of rows, decoded and transposed so that rows are lanes.
 
-use basert_quant::{Fp4, ScaleDtype};
-
 use super::affine::TILE_ROWS;
-use crate::matrix::{Quantized, ScaleFormat};
+use crate::matrix::{Quantized, ScaleReader};
+use crate::scratch::Line;
 use crate::vector::Simd;
 
 /// Groups that are decoded together.
-pub(crate) const PANEL: usize = 8;
+const PANEL: usize = 8;
 
-/// `s` and `b` of up to [`PANEL`] groups: one vector per group, lane r for row r of the tile.
-pub(crate) struct Panel {
-    pub scales: [[f32; TILE_ROWS]; PANEL],
-    pub biases: [[f32; TILE_ROWS]; PANEL],
-}
+/// One value of all rows of a tile.
+pub(crate) type Rows = Line<[f32; TILE_ROWS]>;
 
-impl Panel {
-    #[inline(always)]
-    pub fn new() -> Panel {
-        Panel { scales: [[0.0; TILE_ROWS]; PANEL], biases: [[0.0; TILE_ROWS]; PANEL] }
-    }
-
-    /// Decodes `count` groups from group `first` on of the given rows.
-    #[inline(always)]
-    pub fn decode<S: Simd>(
-        &mut self,
-        simd: S,
-        w: &Quantized<'_>,
-        rows: &[usize; TILE_ROWS],
-        first: usize,
-        count: usize,
-    ) {
-        decode(simd, w, w.scales, rows, first, &mut self.scales[..count]);
-        match w.bias_factor() {
-            None => decode(simd, w, w.biases, rows, first, &mut self.biases[..count]),
-            Some(factor) => {
-                let factor = simd.splat(factor);
-                for (s, b) in self.scales.iter().zip(&mut self.biases).take(count) {
-                    simd.store(simd.mul(factor, simd.load(s)), b);
-                }
+/// Decodes `s` and `b` of all groups of the given rows.
+#[inline(always)]
+pub(crate) fn decode_scales<S: Simd>(
+    simd: S,
+    w: &Quantized<'_>,
+    rows: &[usize; TILE_ROWS],
+    scales: &mut [Rows], // [groups]
+    biases: &mut [Rows], // [groups]
+) {
+    decode(simd, w, w.scales, rows, scales);
+    match w.bias_factor() {
+        None => decode(simd, w, w.biases, rows, biases),
+        Some(factor) => {
+            let factor = simd.splat(factor);
+            for (s, b) in scales.iter().zip(biases) {
+                simd.store(simd.mul(factor, simd.load(&s.0)), &mut b.0);
             }
         }
     }
 }
 
 #[inline(always)]
-fn decode<S: Simd>(
-    simd: S,
-    w: &Quantized<'_>,
-    region: &[u8],
-    rows: &[usize; TILE_ROWS],
-    first: usize,
-    out: &mut [[f32; TILE_ROWS]],
-) {
-    let bf16 = match w.scale {
-        ScaleFormat::Affine(ScaleDtype::Bf16) => true,
-        ScaleFormat::Affine(ScaleDtype::F16) => false,
-        ScaleFormat::Affine(ScaleDtype::E8m0 | ScaleDtype::E4m3) | ScaleFormat::Fp4(Fp4::Mx | Fp4::Nv) => {
-            return decode_bytes(w, region, rows, first, out);
-        }
+fn decode<S: Simd>(simd: S, w: &Quantized<'_>, region: &[u8], rows: &[usize; TILE_ROWS], out: &mut [Rows]) {
+    let bf16 = match w.scale.reader() {
+        ScaleReader::Bf16 => true,
+        ScaleReader::F16 => false,
+        ScaleReader::Table(values) => return decode_bytes(values, region, w.groups(), rows, out),
     };
-    let columns = transposed(region, w.groups(), rows, first, out.len());
-    for (column, out) in columns.iter().zip(out) {
-        let values = if bf16 { simd.load_bf16(column) } else { simd.load_f16(column) };
-        simd.store(values, out);
+    for (panel, out) in out.chunks_mut(PANEL).enumerate() {
+        let columns = transposed(region, w.groups(), rows, panel * PANEL, out.len());
+        for (column, out) in columns.iter().zip(out) {
+            let values = if bf16 { simd.load_bf16(column) } else { simd.load_f16(column) };
+            simd.store(values, &mut out.0);
+        }
     }
 }
 
 /// One-byte scales, one at a time.
 fn decode_bytes(
-    w: &Quantized<'_>,
+    values: &[f32; 256],
     region: &[u8],
+    groups: usize,
     rows: &[usize; TILE_ROWS],
-    first: usize,
-    out: &mut [[f32; TILE_ROWS]],
+    out: &mut [Rows],
 ) {
     for (lane, row) in rows.iter().enumerate() {
-        let start = row * w.groups() + first;
-        for (group, out) in out.iter_mut().enumerate() {
-            out[lane] = w.scale.get(region, start + group);
+        for (out, byte) in out.iter_mut().zip(&region[row * groups..][..groups]) {
+            out.0[lane] = values[usize::from(*byte)];
         }
     }
 }

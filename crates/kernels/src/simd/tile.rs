@@ -3,10 +3,9 @@
 //! A tile's codes are interleaved in units of four columns of all sixteen rows, so that one multiply-add instruction
 //! meets four broadcast activations and rows are lanes from the start: no horizontal sums at all.
 
-use super::affine::{BLOCK, TILE_ROWS, tile_rows, unpack};
-use super::scales::{PANEL, Panel};
+use super::affine::{BLOCK, TILE_ROWS, Tile, TileOut, unpack};
 use crate::matrix::{Coding, FP4_CODES, Quantized};
-use crate::reference::affine::{Activations, AffineLinear};
+use crate::reference::affine::Activations;
 use crate::scratch::{Line, grown};
 use crate::vector::{Simd, padded};
 
@@ -17,47 +16,28 @@ const UNIT: usize = 4;
 const TOKENS: usize = 2;
 
 /// One unit: byte `4·row + column`.
-type Unit = Line<[u8; UNIT * TILE_ROWS]>;
+pub(crate) type Unit = Line<[u8; UNIT * TILE_ROWS]>;
 
-/// One value of all sixteen rows.
-type Rows = Line<[f32; TILE_ROWS]>;
-
-/// The unpacked weights of sixteen rows.
-#[derive(Clone, Copy)]
-struct Tile<'a> {
-    units: &'a [Unit],  // [cols / UNIT]
-    scales: &'a [Rows], // [groups]
-    biases: &'a [Rows], // [groups]
-    /// Activation blocks per group.
-    blocks_per_group: usize,
-}
-
-/// See [`AffineLinear`].
+/// See [`AffineLinear`](crate::reference::affine::AffineLinear), for one tile.
 #[inline(always)]
-pub(crate) fn affine_tiles<S: Simd>(s: S, mut a: AffineLinear<'_>) {
-    let (w, x) = (a.weights, a.x);
-    let rows = a.out.width();
-    let units = grown(&mut a.local.tile, w.cols.next_multiple_of(BLOCK) / UNIT, Line([0; UNIT * TILE_ROWS]));
-    let scales = grown(&mut a.local.lines, w.groups(), Line([0.0; TILE_ROWS]));
-    let biases = grown(&mut a.local.biases, w.groups(), Line([0.0; TILE_ROWS]));
-    for first in (0..rows).step_by(TILE_ROWS) {
-        let count = TILE_ROWS.min(rows - first);
-        let numbers = tile_rows(a.first_row + first, count);
-        unpack_tile(s, &w, &numbers, units);
-        unpack_scales(s, &w, &numbers, scales, biases);
-        let tile = Tile { units, scales, biases, blocks_per_group: w.group / x.block };
-        for token in (0..x.tokens).step_by(TOKENS) {
-            // An odd last token is computed twice.
-            let tokens = [token, (token + 1).min(x.tokens - 1)];
-            let acc = match w.bits() {
-                8 => token_pair::<S, true>(s, tile, &x, tokens),
-                _ => token_pair::<S, false>(s, tile, &x, tokens),
-            };
-            for (token, acc) in tokens.into_iter().zip(acc) {
-                let mut lanes = [0.0; TILE_ROWS];
-                s.store(acc, &mut lanes);
-                a.out.row_mut(token)[first..first + count].copy_from_slice(&lanes[..count]);
-            }
+pub(crate) fn many_tokens<S: Simd>(
+    s: S,
+    tile: &Tile<'_>,
+    x: &Activations<'_>,
+    out: &mut TileOut<'_, '_>,
+    units: &mut Vec<Unit>,
+) {
+    let units = grown(units, x.cols.next_multiple_of(BLOCK) / UNIT, Line([0; UNIT * TILE_ROWS]));
+    unpack_tile(s, tile, units);
+    for token in (0..x.tokens).step_by(TOKENS) {
+        // An odd last token is computed twice.
+        let tokens = [token, (token + 1).min(x.tokens - 1)];
+        let acc = match tile.w.bits() {
+            8 => token_pair::<S, true>(s, tile, units, x, tokens),
+            _ => token_pair::<S, false>(s, tile, units, x, tokens),
+        };
+        for t in 0..TOKENS {
+            out.store(s, tokens[t], acc[t]);
         }
     }
 }
@@ -66,22 +46,24 @@ pub(crate) fn affine_tiles<S: Simd>(s: S, mut a: AffineLinear<'_>) {
 #[inline(always)]
 fn token_pair<S: Simd, const WIDE: bool>(
     s: S,
-    tile: Tile<'_>,
+    tile: &Tile<'_>,
+    units: &[Unit],
     x: &Activations<'_>,
     tokens: [usize; TOKENS],
 ) -> [S::F; TOKENS] {
     let blocks = x.cols / x.block;
+    let per_group = tile.w.group / x.block;
     let mut codes = [&[][..]; TOKENS];
     for (codes, token) in codes.iter_mut().zip(tokens) {
         *codes = x.codes[token * x.cols..][..x.cols].as_chunks::<UNIT>().0;
     }
     let mut acc = [s.splat(0.0); TOKENS];
     for block in 0..blocks {
-        let units = block * x.block / UNIT..(block + 1) * x.block / UNIT;
-        let (pairs, _) = tile.units[units.clone()].as_chunks::<2>();
+        let range = block * x.block / UNIT..(block + 1) * x.block / UNIT;
+        let (pairs, _) = units[range.clone()].as_chunks::<2>();
         let mut sums = [s.zero_sums(); TOKENS];
-        let first = codes[0][units.clone()].as_chunks::<2>().0;
-        let second = codes[1][units].as_chunks::<2>().0;
+        let first = codes[0][range.clone()].as_chunks::<2>().0;
+        let second = codes[1][range].as_chunks::<2>().0;
         for ((pair, first), second) in pairs.iter().zip(first).zip(second) {
             let weights = [s.bytes(&pair[0].0), s.bytes(&pair[1].0)];
             if WIDE {
@@ -92,7 +74,7 @@ fn token_pair<S: Simd, const WIDE: bool>(
                 sums[1] = s.tile_codes(sums[1], weights, *second);
             }
         }
-        let group = block / tile.blocks_per_group;
+        let group = block / per_group;
         let (scale, bias) = (s.load(&tile.scales[group].0), s.load(&tile.biases[group].0));
         for t in 0..TOKENS {
             let index = tokens[t] * blocks + block;
@@ -105,32 +87,14 @@ fn token_pair<S: Simd, const WIDE: bool>(
     acc
 }
 
-#[inline(always)]
-fn unpack_scales<S: Simd>(
-    s: S,
-    w: &Quantized<'_>,
-    numbers: &[usize; TILE_ROWS],
-    scales: &mut [Rows],
-    biases: &mut [Rows],
-) {
-    let mut panel = Panel::new();
-    for first in (0..w.groups()).step_by(PANEL) {
-        let count = PANEL.min(w.groups() - first);
-        panel.decode(s, w, numbers, first, count);
-        for (i, (scale, bias)) in panel.scales.iter().zip(&panel.biases).enumerate().take(count) {
-            scales[first + i] = Line(*scale);
-            biases[first + i] = Line(*bias);
-        }
-    }
-}
-
 /// Unpacks and interleaves the codes of sixteen rows.
 #[inline(always)]
-fn unpack_tile<S: Simd>(s: S, w: &Quantized<'_>, numbers: &[usize; TILE_ROWS], units: &mut [Unit]) {
+fn unpack_tile<S: Simd>(s: S, tile: &Tile<'_>, units: &mut [Unit]) {
+    let w = &tile.w;
     let bytes = BLOCK / 8 * w.bits();
     for (block, units) in units.as_chunks_mut::<{ BLOCK / UNIT }>().0.iter_mut().enumerate() {
         let mut codes = [[0; BLOCK]; TILE_ROWS];
-        for (codes, number) in codes.iter_mut().zip(numbers) {
+        for (codes, number) in codes.iter_mut().zip(&tile.numbers) {
             let packed = &w.codes[number * w.row_bytes() + block * bytes..];
             // As in the row kernel, columns behind the row's end are never used.
             match packed.first_chunk() {
