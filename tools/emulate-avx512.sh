@@ -77,9 +77,10 @@ fi
 quote() { printf "'%s'" "${1//\'/\'\\\'\'}"; }
 
 files=$stage/files
-mkdir -p "$files"/{bin,dev,proc,tmp}
+name=$(basename "$program")
+mkdir -p "$files"/{bin,dev,proc,program,tmp}
 cp "$(command -v busybox)" "$files/bin/busybox"
-strip -o "$files/bin/program" "$program"
+strip -o "$files/program/$name" "$program"
 for path in ${added[@]+"${added[@]}"}; do
     mkdir -p "$files$(dirname "$path")"
     cp -a "$path" "$files$path"
@@ -96,7 +97,7 @@ INIT
     for variable in ${variables[@]+"${variables[@]}"}; do
         printf 'export %s\n' "$(quote "$variable")"
     done
-    printf '/bin/program'
+    quote "/program/$name"
     for argument in "$@"; do
         printf ' %s' "$(quote "$argument")"
     done
@@ -152,13 +153,21 @@ TERM=vt100 timeout "$limit" script -q -c "exec bochs -q -f '$stage/bochsrc' -rc 
     > "$stage/screen" 2>&1 < /dev/null &
 emulator=$!
 trap 'kill "$emulator" 2> /dev/null || true; rm -rf "$stage"' EXIT
-tail --pid="$emulator" -s 0.5 -n +1 -f "$stage/serial" 2> /dev/null | awk '
-    /^== begin ==$/ { begun = 1; next }
-    /^== exit [0-9]+ ==$/ { exit }
-    begun && held { print line; fflush() }
-    begun { line = $0; held = 1 }
-    END { if (held && line != "") print line }
-'
+# Shows the lines between the markers as they come. The blank line before the last marker is the script's own.
+tail --pid="$emulator" -s 0.5 -n +1 -f "$stage/serial" 2> /dev/null | {
+    begun='' held='' line=''
+    while IFS= read -r line; do
+        case $line in
+        '== begin ==') begun=1 ;;
+        '== exit '*' ==') break ;;
+        *)
+            [ -z "$held" ] || echo
+            [ -z "$begun" ] || { printf '%s' "$line" && held=1; }
+            ;;
+        esac
+    done
+    cat > /dev/null
+}
 wait "$emulator" || true
 
 status=$(sed -n 's/^== exit \([0-9]*\) ==$/\1/p' "$stage/serial" | tail -n 1)

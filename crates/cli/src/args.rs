@@ -1,10 +1,13 @@
 //! The command line: what can be typed, and the help that teaches it.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use basert_convert::Target;
 use basert_quant::ScaleDtype;
-use clap::{Args, Parser, Subcommand};
+use clap::builder::Resettable;
+use clap::error::{ContextKind, ContextValue};
+use clap::{Args, Command as Grammar, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::options::{PromptOptions, RunOptions, SamplingOptions, positive, stop_string};
 
@@ -16,6 +19,49 @@ use crate::options::{PromptOptions, RunOptions, SamplingOptions, positive, stop_
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// What was typed. Wrong usage ends the process with a message and status 2.
+    ///
+    /// An environment variable that is empty counts as unset, and an error in its value names it.
+    pub fn from_command_line() -> Cli {
+        let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
+        let mut grammar = without_variables(Cli::command(), &is_empty);
+        let matches = grammar.clone().try_get_matches();
+        let cli = matches.and_then(|matches| Cli::from_arg_matches(&matches));
+        cli.unwrap_or_else(|error| name_variable(error, &grammar).format(&mut grammar).exit())
+    }
+}
+
+/// The grammar in which options ignore their environment variable where `ignored` says so.
+fn without_variables(grammar: Grammar, ignored: &dyn Fn(&OsStr) -> bool) -> Grammar {
+    let grammar = grammar.mut_args(|arg| match arg.get_env() {
+        Some(name) if ignored(name) => arg.env(Resettable::Reset),
+        _ => arg,
+    });
+    grammar.mut_subcommands(|sub| without_variables(sub, ignored))
+}
+
+/// An error in a value that came from a variable says so instead of blaming the option.
+fn name_variable(mut error: clap::Error, grammar: &Grammar) -> clap::Error {
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg).cloned() else {
+        return error;
+    };
+    // An argument has no printable name before its grammar is built.
+    let mut built = grammar.clone();
+    built.build();
+    let mut args = built.get_subcommands().flat_map(Grammar::get_arguments);
+    let named = args.find(|arg| arg.to_string() == option).and_then(|arg| arg.get_env());
+    let Some(variable) = named else { return error };
+    // It came from the variable if it goes away without it.
+    let without = without_variables(grammar.clone(), &|name| name == variable).try_get_matches();
+    let remains = without.err().and_then(|e| e.get(ContextKind::InvalidArg).cloned());
+    if remains != Some(ContextValue::String(option.clone())) {
+        let name = format!("{} (environment variable of {option})", variable.display());
+        error.insert(ContextKind::InvalidArg, ContextValue::String(name));
+    }
+    error
 }
 
 const FIRST_STEPS: &str = "\
@@ -166,7 +212,10 @@ pub struct CompleteArgs {
     pub max_tokens: Option<usize>,
 
     /// Stop before this text; may be given several times
-    #[arg(long, value_name = "TEXT", value_parser = stop_string, help_heading = "Stopping")]
+    #[arg(
+        long, value_name = "TEXT", value_parser = stop_string, allow_hyphen_values = true,
+        help_heading = "Stopping"
+    )]
     pub stop: Vec<String>,
 
     /// Do not stop at end-of-sequence tokens
@@ -207,6 +256,10 @@ pub struct EvalArgs {
     /// Write the logits of every position to this safetensors file
     #[arg(long, value_name = "FILE", conflicts_with = "against")]
     pub dump_logits: Option<PathBuf>,
+
+    /// Replace the dump if it exists
+    #[arg(long, requires = "dump_logits")]
+    pub force: bool,
 
     /// Also measure how far MODEL is from this reference model: KL divergence and top-1 agreement
     #[arg(long, value_name = "REFERENCE")]

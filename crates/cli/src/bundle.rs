@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use basert_convert::GENERATION_KEY;
+use basert_engine::SamplingParams;
 use basert_format::{BaseFile, Header};
 use basert_model::{Arch, Config, ModelError, ModelSpec};
 use basert_text::{ChatTemplate, Tokenizer};
@@ -12,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use crate::failure::{Failure, Outcome};
 use crate::options::Recommended;
+use crate::output;
 
 /// Opens a `.base` file; what is not one gets a hint how to make one of it.
 ///
@@ -97,34 +99,55 @@ fn config(header: &Header) -> Result<(Arch, Config), ModelError> {
 /// An open model file with its tokenizer.
 pub struct Bundle {
     file: BaseFile,
-    tokenizer: Option<Tokenizer>,
+    tokenizer: Result<Tokenizer, NoTokenizer>,
+}
+
+/// Why there is no tokenizer.
+enum NoTokenizer {
+    Absent,
+    /// With the reason.
+    Unusable(String),
 }
 
 impl Bundle {
-    /// Opens the file and its tokenizer, if it has one.
+    /// Opens the file, and its tokenizer if it has one that this version can run: ids go without.
     ///
     /// # Errors
-    /// As [`open`], or a tokenizer that this version cannot run.
+    /// As [`open`].
     pub fn open(path: &Path) -> Outcome<Bundle> {
         let file = open(path)?;
         let block = &file.header().tokenizer;
-        let tokenizer = if block.is_empty() { Ok(None) } else { Tokenizer::from_header(block).map(Some) };
-        let tokenizer = tokenizer.map_err(|e| Failure::from_error(&e).within(path.display()))?;
+        let tokenizer = if block.is_empty() {
+            Err(NoTokenizer::Absent)
+        } else {
+            Tokenizer::from_header(block).map_err(|e| NoTokenizer::Unusable(e.to_string()))
+        };
         Ok(Bundle { file, tokenizer })
     }
 
     /// The tokenizer.
     ///
     /// # Errors
-    /// When the file has none.
+    /// When the file has none that can be run.
     pub fn tokenizer(&self) -> Outcome<&Tokenizer> {
-        self.tokenizer.as_ref().ok_or_else(|| {
-            Failure::new(format!(
-                "{} has no tokenizer, so it takes and gives token ids only",
-                self.file.path().display()
-            ))
-            .hint("use --prompt-ids or --ids-file, without --stop")
+        self.tokenizer.as_ref().map_err(|why| {
+            let path = self.file.path().display();
+            let message = match why {
+                NoTokenizer::Absent => {
+                    format!("{path} has no tokenizer, so it takes and gives token ids only")
+                }
+                NoTokenizer::Unusable(reason) => format!("the tokenizer in {path} cannot be used: {reason}"),
+            };
+            Failure::new(message).hint("use --prompt-ids or --ids-file, without --stop")
         })
+    }
+
+    /// Says that a tokenizer is there and of no use, for work that goes on without it.
+    pub fn remark_unusable_tokenizer(&self) {
+        if let Err(NoTokenizer::Unusable(reason)) = &self.tokenizer {
+            let path = self.file.path().display();
+            output::note(&format!("the tokenizer in {path} cannot be used, so there is no text: {reason}"));
+        }
     }
 
     /// Ids that end an answer: the configuration's and the tokenizer's.
@@ -166,7 +189,7 @@ impl Bundle {
 
     /// Whether the chat template has a switch for thinking.
     pub fn can_switch_thinking(&self) -> bool {
-        let template = self.tokenizer.as_ref().and_then(Tokenizer::chat_template);
+        let template = self.tokenizer.as_ref().ok().and_then(Tokenizer::chat_template);
         template.is_some_and(|t| t.contains("enable_thinking"))
     }
 
@@ -177,20 +200,51 @@ impl Bundle {
 
     /// The parts that the engine and the decoder own.
     pub fn into_parts(self) -> (Option<Tokenizer>, BaseFile) {
-        (self.tokenizer, self.file)
+        (self.tokenizer.ok(), self.file)
     }
 }
 
-/// Reads the sampling part of a `generation_config.json`. `do_sample: false` asks for the likeliest token.
+/// Reads the sampling part of a `generation_config.json`. `do_sample: false` asks for the likeliest token. What
+/// is of the wrong type or out of range is left out and listed.
 fn recommended(config: &Value) -> Recommended {
-    let float = |key: &str| config.get(key).and_then(Value::as_f64).map(|x| x as f32);
-    let greedy = config.get("do_sample") == Some(&Value::Bool(false));
+    let mut unusable = Vec::new();
+    let mut float = |key: &'static str, set: fn(&mut SamplingParams, f32)| -> Option<f32> {
+        let value = config.get(key).filter(|value| !value.is_null())?;
+        let number = value.as_f64().map(|x| x as f32);
+        let why = match number {
+            None => "a number is needed".to_owned(),
+            Some(number) => {
+                let mut params = SamplingParams::default();
+                set(&mut params, number);
+                match params.validate(usize::MAX) {
+                    Ok(()) => return Some(number),
+                    Err(e) => e.to_string(),
+                }
+            }
+        };
+        unusable.push((key, format!("is {value}: {why}")));
+        None
+    };
+    let temperature = float("temperature", |p, x| p.temperature = x);
+    let top_p = float("top_p", |p, x| p.top_p = x);
+    let min_p = float("min_p", |p, x| p.min_p = x);
+    let repetition_penalty = float("repetition_penalty", |p, x| p.repetition_penalty = x);
+    let mut other = |key: &'static str, needed: &str, fits: fn(&Value) -> bool| -> Option<&Value> {
+        let value = config.get(key).filter(|value| !value.is_null())?;
+        if !fits(value) {
+            unusable.push((key, format!("is {value}: {needed} is needed")));
+        }
+        Some(value)
+    };
+    let top_k = other("top_k", "a whole number of at least 0", Value::is_u64).and_then(Value::as_u64);
+    let greedy = other("do_sample", "true or false", Value::is_boolean) == Some(&Value::Bool(false));
     Recommended {
-        temperature: if greedy { Some(0.0) } else { float("temperature") },
-        top_k: config.get("top_k").and_then(Value::as_u64).map(|k| k as usize),
-        top_p: float("top_p"),
-        min_p: float("min_p"),
-        repetition_penalty: float("repetition_penalty"),
+        temperature: if greedy { Some(0.0) } else { temperature },
+        top_k: top_k.map(|k| usize::try_from(k).unwrap_or(usize::MAX)),
+        top_p,
+        min_p,
+        repetition_penalty,
+        unusable,
     }
 }
 
@@ -212,6 +266,19 @@ mod tests {
         let greedy = Recommended { temperature: Some(0.0), ..Recommended::default() };
         assert_eq!(recommended(&json!({"do_sample": false, "temperature": 0.6})), greedy);
         assert_eq!(recommended(&json!("nonsense")), Recommended::default());
+    }
+
+    #[test]
+    fn unusable_recommendations_are_listed_by_key_and_not_used() {
+        let config = json!({
+            "temperature": -1, "top_k": -1, "top_p": 1.5, "min_p": "low", "repetition_penalty": 0.0,
+            "do_sample": "yes"
+        });
+        let found = recommended(&config);
+        let keys: Vec<&str> = found.unusable.iter().map(|(key, _)| *key).collect();
+        assert_eq!(keys, ["temperature", "top_p", "min_p", "repetition_penalty", "top_k", "do_sample"]);
+        assert_eq!(Recommended { unusable: Vec::new(), ..found }, Recommended::default());
+        assert_eq!(recommended(&json!({"top_p": null, "top_k": 0})).unusable, []);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use basert_engine::{Engine, Finish, GenerateParams, Generation, SamplingParams, generate};
+use basert_engine::{Engine, Event, Finish, GenerateParams, Generation, SamplingParams, generate};
 use basert_text::{DecodeStream, StopMatcher};
 use serde_json::{Value, json};
 
@@ -23,13 +23,18 @@ pub fn run(args: &CompleteArgs) -> Outcome {
     // Everything that can be refused is refused before the weights are touched.
     let options = args.run.resolve()?;
     let bundle = Bundle::open(&args.model)?;
-    let sampling = args.sampling.resolve(&bundle.recommended())?;
+    let recommended = bundle.recommended();
+    let sampling = args.sampling.resolve(&recommended)?;
     let prompt = prompt_ids(&args.prompt, &bundle)?;
     let stops = StopMatcher::new(&args.stop).map_err(|e| Failure::from_error(&e))?;
     if !args.stop.is_empty() {
         bundle.tokenizer()?;
     }
     remark(args, &bundle, &sampling);
+    for (key, problem) in recommended.unusable.iter().filter(|(key, _)| !args.sampling.overrides(key)) {
+        let model = args.model.display();
+        output::note(&format!("`{key}` of the generation config in {model} {problem}; it is not used"));
+    }
     let eos = if args.ignore_eos { Vec::new() } else { bundle.eos() };
 
     let start = Instant::now();
@@ -45,8 +50,8 @@ pub fn run(args: &CompleteArgs) -> Outcome {
         true => DecodeStream::new(&t, true),
         false => DecodeStream::continuing(&t, true),
     });
-    let mut answer = Answer::new(decoder, stops, !args.json, interrupt);
-    let generation = generate(&mut engine, &prompt, &params, &mut |id| answer.push(id))
+    let mut answer = Answer::new(decoder, stops, !args.json, interrupt.clone());
+    let generation = generate(&mut engine, &prompt, &params, &mut |event| answer.on_event(event))
         .map_err(|e| Failure::from_error(&e))?;
     let end = answer.finish(generation.finish)?;
 
@@ -55,7 +60,7 @@ pub fn run(args: &CompleteArgs) -> Outcome {
     } else {
         summarise(args, &generation, &end, context);
     }
-    if end.reason == Reason::Interrupted { Err(Failure::Interrupted) } else { Ok(()) }
+    if end.reason == Reason::Interrupted { Err(interrupt.failure()) } else { Ok(()) }
 }
 
 /// The tokens that the model reads.
@@ -113,6 +118,9 @@ fn room(prompt: usize, context: usize, asked: Option<usize>) -> Outcome<usize> {
 
 /// Says which options cannot have an effect.
 fn remark(args: &CompleteArgs, bundle: &Bundle, sampling: &SamplingParams) {
+    if args.prompt.source.prompt_ids.is_some() {
+        bundle.remark_unusable_tokenizer();
+    }
     if args.prompt.no_think && !bundle.can_switch_thinking() {
         output::note("this model's chat template has no switch for thinking; --no-think changes nothing");
     }
@@ -175,6 +183,17 @@ impl Answer {
         }
     }
 
+    fn on_event(&mut self, event: Event) -> ControlFlow<()> {
+        match event {
+            Event::Token(id) => self.push(id),
+            Event::Prefilled { .. } if self.interrupt.requested() => {
+                self.reason = Some(Reason::Interrupted);
+                ControlFlow::Break(())
+            }
+            Event::Prefilled { .. } => ControlFlow::Continue(()),
+        }
+    }
+
     fn push(&mut self, id: u32) -> ControlFlow<()> {
         let piece = match &mut self.decoder {
             Some(decoder) => decoder.push(id),
@@ -200,7 +219,7 @@ impl Answer {
         if self.stream
             && self.failure.is_none()
             && !text.is_empty()
-            && let Err(failure) = output::print(text)
+            && let Err(failure) = output::print_generated(text)
         {
             self.failure = Some(failure);
         }
@@ -216,7 +235,7 @@ impl Answer {
             return Err(failure);
         }
         if self.stream && !self.text.ends_with('\n') {
-            output::print("\n")?;
+            output::print_generated("\n")?;
         }
         let reason = self.reason.unwrap_or(match finish {
             Finish::Stop => Reason::Stop,

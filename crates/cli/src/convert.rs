@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use basert_convert::{Options, Progress, Report};
+use basert_convert::{ConvertError, Options, Progress, Report, same_file};
 use indicatif::ProgressBar;
 use serde_json::json;
 use tempfile::TempDir;
@@ -13,7 +13,7 @@ use crate::args::ConvertArgs;
 use crate::bundle::quoted;
 use crate::failure::{Failure, Outcome};
 use crate::units::bytes;
-use crate::{interrupt, output, progress};
+use crate::{interrupt, output, place, progress};
 
 /// Runs the command.
 pub fn run(args: &ConvertArgs) -> Outcome {
@@ -31,19 +31,20 @@ pub fn run(args: &ConvertArgs) -> Outcome {
         ..Options::default()
     };
 
-    let staging = Staging::create(&output)?;
+    let staging = Staging::create(&output, args.force)?;
     let mut bar = Bar { bar: progress::bytes(0), pending: 0 };
     let result = basert_convert::convert(&args.source, &staging.file, &options, &mut bar);
     bar.bar.finish_and_clear();
-    let report = result.map_err(|e| {
-        let failure = staging.say_output(Failure::from_error(&e));
-        match e.hint() {
-            Some(hint) => failure.hint(hint),
-            None => failure,
-        }
-    })?;
+    let report = result.map_err(|e| staging.say_output(failure(&e)))?;
     staging.publish()?;
     show(&report, &output, args.json)
+}
+
+fn failure(error: &ConvertError) -> Failure {
+    match error.hint() {
+        Some(hint) => Failure::from_error(error).hint(hint),
+        None => Failure::from_error(error),
+    }
 }
 
 fn show(report: &Report, output: &Path, as_json: bool) -> Outcome {
@@ -75,32 +76,25 @@ fn default_output(source: &Path, target: &str) -> Outcome<PathBuf> {
 }
 
 fn check_output(source: &Path, output: &Path, force: bool) -> Outcome {
-    if output.is_dir() {
-        return Err(Failure::new(format!("the output {} is a directory", output.display()))
-            .hint("name a file in it, such as -o model.base"));
-    }
-    let same = |a: &Path, b: &Path| matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b);
-    if same(source, output) {
+    if !output.is_dir() && same_file(source, output) {
         return Err(Failure::new(format!("{} is both source and output", source.display())));
     }
-    if output.exists() && !force {
-        return Err(Failure::new(format!("{} exists already", output.display()))
-            .hint("give another name with -o, or replace it with --force"));
-    }
-    Ok(())
+    place::check(output, force)?;
+    basert_convert::check_output(source, output).map_err(|e| failure(&e))
 }
 
 /// A folder beside the output that holds the unfinished file, so that ^C can remove all of it at once, in the
 /// middle of a tensor, without the converter's help.
 struct Staging {
     /// Removed when it is dropped.
-    _folder: TempDir,
+    folder: TempDir,
     file: PathBuf,
     output: PathBuf,
+    force: bool,
 }
 
 impl Staging {
-    fn create(output: &Path) -> Outcome<Staging> {
+    fn create(output: &Path, force: bool) -> Outcome<Staging> {
         // The handler stands before there is anything to remove, and waits while the folder is made.
         let unfinished: Arc<Mutex<Option<PathBuf>>> = Arc::default();
         let removed = Arc::clone(&unfinished);
@@ -113,20 +107,21 @@ impl Staging {
         let mut unfinished = lock(&unfinished);
         let parent = folder_of(output);
         let folder = tempfile::Builder::new().prefix(".basert-convert-").tempdir_in(parent).map_err(|e| {
+            // The library's message names the staging folder, which means nothing to the user.
+            let e = std::io::Error::from(e.kind());
             let failure = Failure::new(format!("cannot write to the folder of {}: {e}", output.display()));
             if parent.exists() { failure } else { failure.hint(format!("mkdir -p {}", quoted(parent))) }
         })?;
         *unfinished = Some(folder.path().to_path_buf());
         let name = output.file_name().unwrap_or("out.base".as_ref());
-        Ok(Staging { file: folder.path().join(name), _folder: folder, output: output.to_path_buf() })
+        Ok(Staging { file: folder.path().join(name), folder, output: output.to_path_buf(), force })
     }
 
     /// The staged file is synced already; the rename is made durable through the folder.
     fn publish(self) -> Outcome {
-        let failed =
-            |e: std::io::Error| Failure::new(format!("cannot rename to {}: {e}", self.output.display()));
-        std::fs::rename(&self.file, &self.output).map_err(failed)?;
-        std::fs::File::open(folder_of(&self.output)).and_then(|folder| folder.sync_all()).map_err(failed)
+        place::publish(&self.file, &self.output, self.force)?;
+        let synced = std::fs::File::open(folder_of(&self.output)).and_then(|folder| folder.sync_all());
+        synced.map_err(|e| Failure::new(format!("cannot sync the folder of {}: {e}", self.output.display())))
     }
 
     /// Errors about the staged file name the output that the user knows.
@@ -134,7 +129,14 @@ impl Staging {
         match failure {
             Failure::Error { message, hint } => {
                 let staged = self.file.display().to_string();
-                Failure::Error { message: message.replace(&staged, &self.output.display().to_string()), hint }
+                let message = message.replace(&staged, &self.output.display().to_string());
+                // Of a temporary file in the folder, the system's reason is all that can be said.
+                let at = format!(" at path {:?}", self.folder.path()).trim_end_matches('"').to_owned();
+                let message = match message.split_once(&at) {
+                    Some((reason, _)) => reason.to_owned(),
+                    None => message,
+                };
+                Failure::Error { message, hint }
             }
             other => other,
         }
@@ -164,7 +166,7 @@ impl Progress for Bar {
 
     fn tensor(&mut self, name: &str, bytes: u64) {
         self.bar.inc(std::mem::replace(&mut self.pending, bytes));
-        self.bar.set_message(name.to_owned());
+        self.bar.set_message(output::escaped(name));
     }
 }
 

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use basert_convert::same_file;
 use basert_engine::{Engine, Options};
 use basert_measure::{
     Divergence, Estimate, LogitsWriter, MeasureError, Perplexity, Plan, compare, perplexity,
@@ -14,16 +15,20 @@ use crate::bundle::Bundle;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::{Interrupt, Second};
 use crate::units::{rate, seconds};
-use crate::{output, progress, selected};
+use crate::{output, place, progress, selected};
 
 /// Runs the command.
 pub fn run(args: &EvalArgs) -> Outcome {
     let second = if args.dump_logits.is_some() { Second::IsIgnored } else { Second::Exits };
     let interrupt = Interrupt::install(second)?;
     let options = args.run.resolve()?;
+    check_dump(args)?;
     let bundle = Bundle::open(&args.model)?;
     let ids = match (&args.input.ids_file, &args.input.text_file) {
-        (Some(file), _) => read_ids(file)?,
+        (Some(file), _) => {
+            bundle.remark_unusable_tokenizer();
+            read_ids(file)?
+        }
         (None, Some(file)) => {
             let text = read_text(file)?;
             bundle.tokenizer()?.encode(&text, true, true).map_err(|e| Failure::from_error(&e))?
@@ -52,13 +57,16 @@ pub fn run(args: &EvalArgs) -> Outcome {
             let mut dump = dump.transpose().map_err(failure)?;
             let result = perplexity(&mut engine, &ids, &plan, dump.as_mut(), &mut watch);
             match (result, dump) {
-                (Ok(result), Some(dump)) => dump.finish().map(|()| Measured::One(result)),
+                (Ok(result), Some(dump)) => dump.finish(args.force).map(|()| Measured::One(result)),
                 (result, _) => result.map(Measured::One),
             }
         }
     };
     bar.finish_and_clear();
-    let result = result.map_err(failure)?;
+    let result = result.map_err(|e| match e {
+        MeasureError::Stopped => interrupt.failure(),
+        other => failure(other),
+    })?;
     if args.json {
         output::print_json(&result.to_json(&engine, &plan))
     } else {
@@ -74,10 +82,18 @@ fn load(bundle: Bundle, options: &Options, tokens: usize) -> Outcome<Engine> {
 }
 
 fn failure(error: MeasureError) -> Failure {
-    match error {
-        MeasureError::Stopped => Failure::Interrupted,
-        other => Failure::from_error(&other),
+    Failure::from_error(&error)
+}
+
+/// Refuses to dump onto what is read, or without `--force` onto anything.
+fn check_dump(args: &EvalArgs) -> Outcome {
+    let Some(dump) = &args.dump_logits else { return Ok(()) };
+    let inputs = [Some(&args.model), args.input.ids_file.as_ref(), args.input.text_file.as_ref()];
+    if let Some(input) = inputs.into_iter().flatten().find(|input| same_file(input, dump)) {
+        return Err(Failure::new(format!("the dump would replace {}, which is read", input.display()))
+            .hint("give another name with --dump-logits"));
     }
+    place::check(dump, args.force)
 }
 
 fn read_text(file: &Path) -> Outcome<String> {

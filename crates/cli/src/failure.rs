@@ -15,8 +15,11 @@ pub enum Failure {
     },
     /// The reader of our standard output went away (`basert … | head`). Nothing is wrong.
     ClosedPipe,
-    /// The user pressed ^C.
-    Interrupted,
+    /// The user pressed ^C, or another signal asked the process to end.
+    Interrupted {
+        /// Number of the signal.
+        signal: u8,
+    },
 }
 
 /// Result of a command or of a part of one.
@@ -47,25 +50,16 @@ impl Failure {
             }
             cause = inner.source();
         }
-        Failure::new(message.split_whitespace().collect::<Vec<_>>().join(" "))
+        let lines: Vec<&str> = message.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        Failure::new(lines.join(" "))
     }
 
-    /// The same error, its message put into a longer one.
-    pub fn within(self, place: impl std::fmt::Display) -> Failure {
-        match self {
-            Failure::Error { message, hint } => {
-                Failure::Error { message: format!("{place}: {message}"), hint }
-            }
-            other => other,
-        }
-    }
-
-    /// Exit status of the process: 0 where nothing is wrong, 130 (128 + SIGINT) after ^C, else 1.
+    /// Exit status of the process: 0 where nothing is wrong, 128 and the signal's number (130 after ^C), else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Error { .. } => 1,
             Failure::ClosedPipe => 0,
-            Failure::Interrupted => 130,
+            Failure::Interrupted { signal } => 128 + signal,
         }
     }
 }
@@ -102,7 +96,8 @@ mod tests {
         let cases = [
             ("cannot read a.base", "cannot read a.base: disk on fire"),
             ("cannot read a.base: disk on fire", "cannot read a.base: disk on fire"),
-            ("cannot read\na.base", "cannot read a.base: disk on fire"),
+            ("cannot read\n  a.base", "cannot read a.base: disk on fire"),
+            ("cannot read a  b.base", "cannot read a  b.base: disk on fire"),
         ];
         for (outer, expected) in cases {
             match Failure::from_error(&Outer(outer, io::Error::other("disk on fire"))) {

@@ -47,7 +47,7 @@ fn in_words(s: &Summary) -> String {
     let mut out = String::new();
     let mut line = |label: &str, text: String| {
         // Writing to a string cannot fail.
-        let _ = writeln!(out, "{label:<15} {text}");
+        let _ = writeln!(out, "{:<15} {}", output::escaped(label), output::escaped(&text));
     };
     line("file", format!("{} ({})", s.file, bytes(s.file_bytes)));
     line("arch", s.arch.clone());
@@ -104,7 +104,7 @@ fn table(file: &BaseFile) -> String {
         let shape = format!("[{}]", shape.join(", "));
         let (name, dtype, length) = (&t.entry.name, t.entry.dtype().name(), t.entry.length);
         let row = format!("{name:<width$}  {dtype:<8}  {shape:<20}  {length:>12}  {}", grouping(t));
-        out.push_str(row.trim_end());
+        out.push_str(&output::escaped(row.trim_end()));
         out.push('\n');
     }
     out.push('\n');

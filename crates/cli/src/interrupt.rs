@@ -1,13 +1,17 @@
-//! ^C: running work is asked to stop, or what it leaves unfinished is removed.
+//! ^C and its relatives: running work is asked to stop, or what it leaves unfinished is removed.
 
+use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use crate::failure::{Failure, Outcome};
 
-/// Set once the user has pressed ^C, or the process was asked to end with SIGTERM or SIGHUP.
+/// Knows whether the user has pressed ^C, or the process was asked to end with SIGTERM or SIGHUP.
 #[derive(Clone)]
-pub struct Interrupt(Arc<AtomicBool>);
+pub struct Interrupt(Arc<AtomicU8>);
 
 /// What a second ^C does.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -24,19 +28,25 @@ impl Interrupt {
     /// # Errors
     /// When the system refuses the handler.
     pub fn install(second: Second) -> Outcome<Interrupt> {
-        let requested = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&requested);
-        handle(move || {
-            if seen.swap(true, Ordering::SeqCst) && second == Second::Exits {
-                exit();
+        let first = Arc::new(AtomicU8::new(0));
+        let seen = Arc::clone(&first);
+        handle(move |signal| {
+            let earlier = seen.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst);
+            if earlier.is_err() && second == Second::Exits {
+                exit(signal);
             }
         })?;
-        Ok(Interrupt(requested))
+        Ok(Interrupt(first))
     }
 
     /// Whether the work should stop.
     pub fn requested(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
+        self.0.load(Ordering::SeqCst) != 0
+    }
+
+    /// How a command ends that stopped on request.
+    pub fn failure(&self) -> Failure {
+        Failure::Interrupted { signal: self.0.load(Ordering::SeqCst) }
     }
 }
 
@@ -45,16 +55,19 @@ impl Interrupt {
 /// # Errors
 /// When the system refuses the handler.
 pub fn on_interrupt(mut clean_up: impl FnMut() + Send + 'static) -> Outcome {
-    handle(move || {
+    handle(move |signal| {
         clean_up();
-        exit();
+        exit(signal);
     })
 }
 
-fn handle(handler: impl FnMut() + Send + 'static) -> Outcome {
-    ctrlc::set_handler(handler).map_err(|e| Failure::new(format!("cannot handle ^C: {e}")))
+fn handle(mut handler: impl FnMut(u8) + Send + 'static) -> Outcome {
+    let refused = |e: std::io::Error| Failure::new(format!("cannot handle ^C: {e}"));
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(refused)?;
+    let wait = move || signals.forever().for_each(|signal: c_int| handler(u8::try_from(signal).unwrap_or(0)));
+    std::thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop).map_err(refused)
 }
 
-fn exit() {
-    std::process::exit(i32::from(Failure::Interrupted.exit_code()));
+fn exit(signal: u8) {
+    std::process::exit(i32::from(Failure::Interrupted { signal }.exit_code()));
 }

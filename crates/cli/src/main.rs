@@ -2,7 +2,7 @@
 //!
 //! One module per command (`convert`, `inspect`, `complete`, `eval`). `args` and `options` say what can be typed,
 //! `output` is the only place that writes to the terminal, `failure` is how a command ends badly. Exit status: 0
-//! when all is well, 1 on an error, 2 on wrong usage, 130 after ^C.
+//! when all is well, 1 on an error, 2 on wrong usage, 128 and the number of a signal that ended it (130 after ^C).
 
 mod args;
 mod bundle;
@@ -14,6 +14,7 @@ mod inspect;
 mod interrupt;
 mod options;
 mod output;
+mod place;
 mod progress;
 mod schedule;
 mod selected;
@@ -21,12 +22,10 @@ mod units;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let result = match Cli::from_command_line().command {
         Command::Convert(args) => convert::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Complete(args) => complete::run(&args),

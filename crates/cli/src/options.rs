@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use basert_engine::{KvTypes, SamplingParams};
-use basert_kernels::KvDtype;
+use basert_kernels::{Isa, KvDtype};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
@@ -42,10 +42,12 @@ impl RunOptions {
     /// The engine's options.
     ///
     /// # Errors
-    /// A cache type that this version cannot honour.
+    /// A cache type that this version cannot honour, or an instruction set that does not exist here.
     pub fn resolve(&self) -> Outcome<basert_engine::Options> {
         let kv = self.kv.resolve()?;
-        Ok(basert_engine::Options { threads: self.threads, context: self.context, kv, ..Default::default() })
+        let isa = Isa::from_env().map_err(|e| Failure::new(format!("BASERT_ISA: {e}")))?;
+        let (threads, context) = (self.threads, self.context);
+        Ok(basert_engine::Options { isa, threads, context, kv, ..Default::default() })
     }
 }
 
@@ -212,7 +214,7 @@ pub struct PromptOptions {
     pub chat: bool,
 
     /// System message before the user's
-    #[arg(long, value_name = "TEXT", requires = "chat", help_heading = PROMPT)]
+    #[arg(long, value_name = "TEXT", requires = "chat", allow_hyphen_values = true, help_heading = PROMPT)]
     pub system: Option<String>,
 
     /// Ask the template for an answer without a thinking part
@@ -225,7 +227,7 @@ pub struct PromptOptions {
 #[group(required = true, multiple = false)]
 pub struct PromptSource {
     /// The prompt itself
-    #[arg(short, long, value_name = "TEXT", help_heading = PROMPT)]
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true, help_heading = PROMPT)]
     pub prompt: Option<String>,
 
     /// Read the prompt from a file, or from standard input with -
@@ -280,14 +282,16 @@ pub struct SamplingOptions {
     pub seed: Option<u64>,
 }
 
-/// Sampling values that a bundle recommends; absent where its checkpoint said nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// Sampling values that a bundle recommends; absent where its checkpoint said nothing that can be used.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recommended {
     pub temperature: Option<f32>,
     pub top_k: Option<usize>,
     pub top_p: Option<f32>,
     pub min_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
+    /// Keys whose values are unusable, and why.
+    pub unusable: Vec<(&'static str, String)>,
 }
 
 impl SamplingOptions {
@@ -309,6 +313,18 @@ impl SamplingOptions {
         };
         params.validate(usize::MAX).map_err(|e| Failure::from_error(&e))?;
         Ok(params)
+    }
+
+    /// Whether a flag decides what the generation config's `key` would.
+    pub fn overrides(&self, key: &str) -> bool {
+        match key {
+            "temperature" | "do_sample" => self.temperature.is_some(),
+            "top_k" => self.top_k.is_some(),
+            "top_p" => self.top_p.is_some(),
+            "min_p" => self.min_p.is_some(),
+            "repetition_penalty" => self.repetition_penalty.is_some(),
+            _ => false,
+        }
     }
 
     /// Options that were given although they cannot matter at temperature 0.

@@ -10,6 +10,7 @@ use basert_format::{
 };
 
 use crate::report::{Count, Fallback};
+use crate::same_file::same_file;
 use crate::source::{Plan, Source};
 use crate::storage::{self, Stored};
 use crate::{ConvertError, Options, Progress, Report, digest, encode};
@@ -216,11 +217,18 @@ fn source_date_epoch() -> Result<Option<u64>, ConvertError> {
     }
 }
 
+/// Refuses an output that is one of the files of the checkpoint at `source`; for callers that let [`convert`]
+/// write elsewhere and move the result.
+///
+/// # Errors
+/// If it is, or if `out` exists and the source cannot be opened.
+pub fn check_output(source: &Path, out: &Path) -> Result<(), ConvertError> {
+    if out.exists() { refuse_overwriting(&Source::open(source)?, out) } else { Ok(()) }
+}
+
 /// Renaming the output over a source file would destroy the source.
 fn refuse_overwriting(source: &Source, out: &Path) -> Result<(), ConvertError> {
-    let Ok(out) = out.canonicalize() else { return Ok(()) };
-    let same = |file: &std::path::PathBuf| file.canonicalize().is_ok_and(|file| file == out);
-    if source.files().iter().any(same) {
+    if source.files().iter().any(|file| same_file(file, out)) {
         return Err(ConvertError::Option(format!("{} is a file of the source", out.display())));
     }
     Ok(())

@@ -151,8 +151,8 @@ pub enum ConvertError {
         /// What was looked for.
         what: &'static str,
     },
-    /// The tokenizer of a GGUF cannot be rebuilt.
-    #[error("{}: {cause}", path.display())]
+    /// The tokenizer cannot be rebuilt from a GGUF, or is of a kind that cannot be run.
+    #[error("{}: the tokenizer cannot be used: {cause}", path.display())]
     Tokenizer {
         /// The file.
         path: PathBuf,
@@ -176,7 +176,10 @@ impl ConvertError {
                 Some("give a directory with config.json and .safetensors files, or a .gguf file")
             }
             ConvertError::NoTokenizer { .. } => {
-                Some("put tokenizer.json beside config.json, or allow a bundle without tokenizer")
+                Some("put tokenizer.json beside config.json, or do without one: --no-tokenizer")
+            }
+            ConvertError::Tokenizer { .. } => {
+                Some("--no-tokenizer leaves it out; the bundle then takes and gives token ids only")
             }
             ConvertError::MissingTensor { .. } => Some("the download may be incomplete; check every shard"),
             ConvertError::Shape { .. } => Some(
@@ -186,7 +189,7 @@ impl ConvertError {
                 Some("the checkpoint has parts this architecture does not have here; they would be lost")
             }
             ConvertError::Encode { cause: QuantError::ScaleRange { .. }, .. } => {
-                Some("choose bf16 scales, whose range is that of f32")
+                Some("choose --scales bf16, whose range is that of f32")
             }
             ConvertError::Encode { cause: QuantError::FloatRange { .. }, .. } => {
                 Some("choose --target bf16 or f32")

@@ -17,12 +17,14 @@ mod progress;
 mod recipe;
 mod report;
 pub mod safetensors;
+mod same_file;
 mod source;
 mod storage;
 mod tokenizer;
 
-pub use driver::{GENERATION_KEY, convert};
+pub use driver::{GENERATION_KEY, check_output, convert};
 pub use error::ConvertError;
 pub use options::{Options, Target};
 pub use progress::{Progress, Silent};
 pub use report::{Count, Fallback, Report};
+pub use same_file::same_file;

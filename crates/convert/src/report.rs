@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::error::shown;
+
 /// A number of tensors and their bytes in the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Count {
@@ -125,7 +127,7 @@ impl fmt::Display for Report {
             writeln!(f, "note: {note}")?;
         }
         for name in &self.ignored {
-            writeln!(f, "ignored: {name}")?;
+            writeln!(f, "ignored: {}", shown(name))?;
         }
         if self.draft.tensors > 0 {
             writeln!(

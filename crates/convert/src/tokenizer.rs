@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use basert_text::Tokenizer;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 
@@ -19,12 +20,63 @@ pub(crate) const FILES: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", 
 /// Reads the block from a Hugging Face directory.
 ///
 /// # Errors
-/// A missing `tokenizer.json` unless `optional`; files that are not JSON.
-pub(crate) fn from_directory(directory: &Path, optional: bool) -> Result<Block, ConvertError> {
+/// Unless `optional`: a missing `tokenizer.json`, files that are not JSON, a tokenizer that cannot be run.
+pub(crate) fn from_directory(
+    directory: &Path,
+    optional: bool,
+    notes: &mut Vec<String>,
+) -> Result<Block, ConvertError> {
+    settle(read_directory(directory), optional, notes)
+}
+
+/// Rebuilds the block from GGUF metadata.
+///
+/// # Errors
+/// Unless `optional`: a vocabulary that is missing or cannot be rebuilt, a tokenizer that cannot be run.
+pub(crate) fn from_gguf(
+    path: &Path,
+    metadata: &Map<String, Value>,
+    optional: bool,
+    notes: &mut Vec<String>,
+) -> Result<Block, ConvertError> {
+    settle(rebuild(path, metadata), optional, notes)
+}
+
+/// An `optional` tokenizer that cannot be had is left out and a note says so.
+fn settle(
+    block: Result<Block, ConvertError>,
+    optional: bool,
+    notes: &mut Vec<String>,
+) -> Result<Block, ConvertError> {
+    let note = match &block {
+        Err(ConvertError::NoTokenizer { .. }) => {
+            "there is no tokenizer; the bundle runs on token ids only".to_owned()
+        }
+        Err(cause @ (ConvertError::Tokenizer { .. } | ConvertError::Json { .. })) => {
+            format!("{cause}; it is left out, and the bundle runs on token ids only")
+        }
+        _ => return block,
+    };
+    if !optional {
+        return block;
+    }
+    notes.push(note);
+    Ok(Block::new())
+}
+
+/// The block, if the tokenizer in it can be run.
+fn checked(path: &Path, block: Block) -> Result<Block, ConvertError> {
+    match Tokenizer::from_header(&block) {
+        Ok(_) => Ok(block),
+        Err(cause) => Err(ConvertError::Tokenizer { path: path.to_owned(), cause }),
+    }
+}
+
+fn read_directory(directory: &Path) -> Result<Block, ConvertError> {
     let [tokenizer, config, template] = FILES.map(|name| directory.join(name));
     let mut block = Block::new();
     let Some(text) = read_text(&tokenizer)? else {
-        return if optional { Ok(block) } else { Err(missing(directory, "tokenizer.json was looked for")) };
+        return Err(missing(directory, "tokenizer.json was looked for"));
     };
     block.insert("tokenizer_type".to_owned(), raw(&tokenizer, &"hf")?);
     block.insert("tokenizer.json".to_owned(), compact(&tokenizer, &text)?);
@@ -38,22 +90,13 @@ pub(crate) fn from_directory(directory: &Path, optional: bool) -> Result<Block, 
     if let Some(text) = chat {
         block.insert("tokenizer.chat_template".to_owned(), raw(&template, &text)?);
     }
-    Ok(block)
+    checked(&tokenizer, block)
 }
 
-/// Rebuilds the block from GGUF metadata.
-///
-/// # Errors
-/// A vocabulary that is missing (unless `optional`) or cannot be rebuilt.
-pub(crate) fn from_gguf(
-    path: &Path,
-    metadata: &Map<String, Value>,
-    optional: bool,
-) -> Result<Block, ConvertError> {
+fn rebuild(path: &Path, metadata: &Map<String, Value>) -> Result<Block, ConvertError> {
     if !metadata.contains_key("tokenizer.ggml.model") && !metadata.contains_key("tokenizer.huggingface.json")
     {
-        let missing = missing(path, "tokenizer.ggml.model was looked for");
-        return if optional { Ok(Block::new()) } else { Err(missing) };
+        return Err(missing(path, "tokenizer.ggml.model was looked for"));
     }
     let refuse = |cause| ConvertError::Tokenizer { path: path.to_owned(), cause };
     let tokenizer = basert_text::gguf::tokenizer_json(metadata).map_err(refuse)?;
@@ -65,7 +108,7 @@ pub(crate) fn from_gguf(
     if let Some(text) = chat_template(&config) {
         block.insert("tokenizer.chat_template".to_owned(), raw(path, &text)?);
     }
-    Ok(block)
+    checked(path, block)
 }
 
 /// The template in `tokenizer_config.json`: a string, or a list of named ones of which `default` counts.

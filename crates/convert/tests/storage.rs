@@ -104,7 +104,7 @@ fn values_beyond_half_precision_are_refused_by_name_and_bf16_holds_them() {
     let error = refused(&source, &options("base-q4"));
     assert!(error.to_string().contains("layers.0.mlp.up_proj.weight"), "{error}");
     assert!(error.to_string().contains("f16 scales"), "{error}");
-    assert!(error.hint().unwrap().contains("bf16 scales"));
+    assert!(error.hint().unwrap().contains("--scales bf16"));
     let error = refused(&source, &options("f16"));
     assert!(error.to_string().contains("element 77 (1e6) is out of range for f16"), "{error}");
 

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempPath};
 
 use crate::MeasureError;
 
@@ -15,7 +15,8 @@ use crate::MeasureError;
 #[derive(Debug)]
 pub struct LogitsWriter {
     path: PathBuf,
-    file: BufWriter<NamedTempFile>,
+    file: BufWriter<File>,
+    temporary: TempPath,
     expected: u64,
     written: u64,
 }
@@ -37,10 +38,11 @@ impl LogitsWriter {
             r#"{{"logits":{{"dtype":"F32","shape":[{positions},{vocab}],"data_offsets":[0,{bytes}]}}}}"#
         );
         header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
-        let mut file = BufWriter::new(temporary(folder(path)).map_err(failed)?);
+        let (file, temporary) = temporary(folder(path)).map_err(failed)?.into_parts();
+        let mut file = BufWriter::new(file);
         file.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed)?;
         file.write_all(header.as_bytes()).map_err(failed)?;
-        Ok(LogitsWriter { path: path.to_path_buf(), file, expected, written: 0 })
+        Ok(LogitsWriter { path: path.to_path_buf(), file, temporary, expected, written: 0 })
     }
 
     /// Appends whole rows, `[rows, vocab]`.
@@ -55,19 +57,20 @@ impl LogitsWriter {
         Ok(())
     }
 
-    /// Flushes to the disk and gives the file its name, replacing one that is there.
+    /// Flushes to the disk and gives the file its name. One that is there is replaced only with `replace`.
     ///
     /// # Errors
     /// [`MeasureError::Incomplete`] when rows are missing or too many, [`MeasureError::Write`] otherwise.
-    pub fn finish(self) -> Result<(), MeasureError> {
-        let LogitsWriter { path, file, expected, written: found } = self;
+    pub fn finish(self, replace: bool) -> Result<(), MeasureError> {
+        let LogitsWriter { path, file, temporary, expected, written: found } = self;
         if found != expected {
             return Err(MeasureError::Incomplete { path, found, expected });
         }
         let publish = || {
             let file = file.into_inner().map_err(|e| e.into_error())?;
-            file.as_file().sync_all()?;
-            file.persist(&path).map_err(|e| e.error)?;
+            file.sync_all()?;
+            let named = if replace { temporary.persist(&path) } else { temporary.persist_noclobber(&path) };
+            named.map_err(|e| e.error)?;
             File::open(folder(&path))?.sync_all()
         };
         publish().map_err(|source| MeasureError::Write { path: path.clone(), source })
@@ -92,7 +95,8 @@ fn temporary(folder: &Path) -> std::io::Result<NamedTempFile> {
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
-    builder.tempfile_in(folder)
+    // The library's message names the temporary file, which means nothing to the user.
+    builder.tempfile_in(folder).map_err(|e| std::io::Error::from(e.kind()))
 }
 
 #[cfg(test)]
@@ -110,7 +114,7 @@ mod tests {
         let mut writer = LogitsWriter::create(&path, 2, 3).unwrap();
         writer.write(&[1.0, 2.0, 3.0]).unwrap();
         writer.write(&[-1.0, f32::NEG_INFINITY, 0.5]).unwrap();
-        writer.finish().unwrap();
+        writer.finish(false).unwrap();
 
         let bytes = std::fs::read(&path).unwrap();
         let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -133,14 +137,29 @@ mod tests {
         let path = dir.path().join("l.safetensors");
         let mut writer = LogitsWriter::create(&path, 2, 3).unwrap();
         writer.write(&[1.0, 2.0, 3.0]).unwrap();
-        assert!(matches!(writer.finish(), Err(MeasureError::Incomplete { found: 3, expected: 6, .. })));
+        assert!(matches!(writer.finish(false), Err(MeasureError::Incomplete { found: 3, expected: 6, .. })));
         drop(LogitsWriter::create(&path, 1, 1).unwrap());
         assert_eq!(names(dir.path()), Vec::<String>::new());
     }
 
     #[test]
+    fn a_file_that_appeared_meanwhile_is_replaced_only_on_request() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("l.safetensors");
+        for (replace, survives) in [(false, true), (true, false)] {
+            let mut writer = LogitsWriter::create(&path, 1, 1).unwrap();
+            writer.write(&[1.0]).unwrap();
+            std::fs::write(&path, "precious").unwrap();
+            assert_eq!(writer.finish(replace).is_err(), survives);
+            assert_eq!(std::fs::read(&path).unwrap() == b"precious", survives);
+            assert_eq!(names(dir.path()), ["l.safetensors"]);
+        }
+    }
+
+    #[test]
     fn a_folder_that_does_not_exist_is_named() {
         let error = LogitsWriter::create(Path::new("/no/such/folder/l.safetensors"), 1, 1).unwrap_err();
-        assert!(error.to_string().contains("/no/such/folder/l.safetensors"), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("/no/such/folder/l.safetensors") && !text.contains(".basert-"), "{text}");
     }
 }

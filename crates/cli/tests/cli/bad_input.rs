@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::common::{self, fixture, llama, names};
+use crate::common::{self, checkpoint, fixture, llama, names, with_header};
 use serde_json::{Value, json};
 
 /// Runs every reading command on a damaged model file.
@@ -12,22 +12,6 @@ fn every_reader_refuses(path: &Path, words: &[&str]) {
     run!("inspect", path, "--json").fails_with(words);
     run!("complete", path, "-p", "a").fails_with(words);
     run!("eval", path, "--ids-file", "unread.json").fails_with(words);
-}
-
-/// A `.base` file whose header was edited as text, at the same length or longer.
-fn with_header(dir: &Path, edit: impl Fn(&str) -> String) -> PathBuf {
-    let bytes = fs::read(llama()).unwrap();
-    let len = u64::from_le_bytes(bytes[8..16].try_into().unwrap()) as usize;
-    let blob = (16 + len).next_multiple_of(65536);
-    let header = edit(std::str::from_utf8(&bytes[16..16 + len]).unwrap());
-    let mut out = bytes[..8].to_vec();
-    out.extend((header.len() as u64).to_le_bytes());
-    out.extend(header.as_bytes());
-    out.resize(out.len().next_multiple_of(65536), 0);
-    out.extend(&bytes[blob..]);
-    let path = dir.join("edited.base");
-    fs::write(&path, out).unwrap();
-    path
 }
 
 #[test]
@@ -159,11 +143,7 @@ struct Source {
 
 impl Source {
     fn of(name: &str) -> Source {
-        let source = Source { dir: tempfile::tempdir().unwrap(), out: tempfile::tempdir().unwrap() };
-        for file in names(&fixture(name)).iter().filter(|n| !n.starts_with("golden")) {
-            fs::copy(fixture(name).join(file), source.path(file)).unwrap();
-        }
-        source
+        Source { dir: checkpoint(name), out: tempfile::tempdir().unwrap() }
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -116,6 +116,31 @@ pub fn converted(name: &str, target: &str) -> (TempDir, PathBuf) {
     (dir, out)
 }
 
+/// A `.base` file whose header was edited as text, at the same length or longer.
+pub fn with_header(dir: &Path, edit: impl Fn(&str) -> String) -> PathBuf {
+    let bytes = std::fs::read(llama()).unwrap();
+    let len = u64::from_le_bytes(bytes[8..16].try_into().unwrap()) as usize;
+    let blob = (16 + len).next_multiple_of(65536);
+    let header = edit(std::str::from_utf8(&bytes[16..16 + len]).unwrap());
+    let mut out = bytes[..8].to_vec();
+    out.extend((header.len() as u64).to_le_bytes());
+    out.extend(header.as_bytes());
+    out.resize(out.len().next_multiple_of(65536), 0);
+    out.extend(&bytes[blob..]);
+    let path = dir.join("edited.base");
+    std::fs::write(&path, out).unwrap();
+    path
+}
+
+/// A copy of a fixture's checkpoint that can be damaged.
+pub fn checkpoint(name: &str) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for file in names(&fixture(name)).iter().filter(|n| !n.starts_with("golden")) {
+        std::fs::copy(fixture(name).join(file), dir.path().join(file)).unwrap();
+    }
+    dir
+}
+
 /// The golden results of a fixture model.
 pub fn golden(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(fixture(name).join("golden.json")).unwrap()).unwrap()
@@ -139,7 +164,12 @@ pub fn comma_separated(ids: &[u32]) -> String {
 
 /// Sends ^C's signal.
 pub fn interrupt(child: &Child) {
-    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    send(child, "INT");
+}
+
+/// Sends the signal `SIG<name>`.
+pub fn send(child: &Child, name: &str) {
+    let kill = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap();
     assert!(kill.success());
 }
 

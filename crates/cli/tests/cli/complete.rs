@@ -1,7 +1,7 @@
 //! Prompts become text, through the real binary.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::Stdio;
 
@@ -411,4 +411,28 @@ fn an_interrupt_ends_the_answer_and_keeps_what_there_is() {
     let said = Said::from(child.wait_with_output().unwrap());
     assert_eq!((said.code, said.err.as_str()), (Some(130), ""));
     assert!(String::from_utf8(text).unwrap().ends_with('\n'));
+}
+
+#[test]
+fn an_interrupt_during_a_long_prompt_does_not_wait_for_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("long.txt");
+    fs::write(&file, "a b ".repeat(20_000)).unwrap();
+    let mut child = basert()
+        .arg("complete")
+        .arg(llama())
+        .args(["-v", "-c", "100000", "--prompt-file"])
+        .arg(&file)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The last line before the prompt is read.
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    lines.find(|line| line.as_ref().unwrap().starts_with("memory")).unwrap().unwrap();
+    interrupt(&child);
+    lines.for_each(drop);
+    let said = Said::from(child.wait_with_output().unwrap());
+    // Not one token of an answer.
+    assert_eq!((said.code, said.out.as_str()), (Some(130), "\n"));
 }

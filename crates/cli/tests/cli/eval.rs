@@ -46,7 +46,7 @@ fn dumped_logits_are_those_of_transformers() {
         let golden = golden(name);
         for prompt_name in ["p5", "p65", "p300"] {
             let ids = ids_file(dir.path(), name, prompt_name);
-            let dump = dir.path().join("logits.safetensors");
+            let dump = dir.path().join(prompt_name).with_extension("safetensors");
             run!("eval", &model, "--ids-file", &ids, "--dump-logits", &dump, "--kv-type", "f32").ok();
             let (found, shape) = tensor(&dump, "logits");
             let case =
@@ -100,7 +100,7 @@ fn chunks_and_threads_do_not_change_one_bit_of_the_logits() {
     let (dir, model) = converted("qwen35-dense-tiny", "q4");
     let ids = ids_file(dir.path(), "qwen35-dense-tiny", "p130");
     let dump = |chunk: &str, threads: &str| {
-        let path = dir.path().join("logits.safetensors");
+        let path = dir.path().join(format!("{chunk}-{threads}.safetensors"));
         run!("eval", &model, "--ids-file", &ids, "--dump-logits", &path, "--chunk", chunk, "-t", threads)
             .ok();
         fs::read(path).unwrap()

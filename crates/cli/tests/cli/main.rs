@@ -10,3 +10,4 @@ mod complete;
 mod convert;
 mod eval;
 mod help;
+mod hostile;

@@ -30,9 +30,10 @@ pub(crate) fn is_tower(name: &str) -> bool {
     TOWERS.iter().any(|tower| name.starts_with(tower))
 }
 
-/// Whether a normalised name carries nothing: rotary frequencies, which follow from the configuration.
+/// Whether a normalised name carries nothing: rotary frequencies and a tower's position ids follow from the
+/// configuration.
 pub(crate) fn is_derived(name: &str) -> bool {
-    name.ends_with("rotary_emb.inv_freq")
+    name.ends_with("rotary_emb.inv_freq") || is_tower(name) && name.ends_with("position_ids")
 }
 
 /// Number of draft layers that the tensors make up; 0 if there are none.

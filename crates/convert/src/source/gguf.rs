@@ -53,11 +53,9 @@ impl GgufSource {
             recipes.extend(gguf::recipes(&mut inventory, &spec, &draft)?);
         }
         refuse_unknown(&inventory, arch)?;
-        let tokenizer = tokenizer::from_gguf(&self.path, metadata, options.allow_missing_tokenizer)?;
         let mut notes = Vec::new();
-        if tokenizer.is_empty() {
-            notes.push("there is no tokenizer; the bundle runs on token ids only".to_owned());
-        }
+        let tokenizer =
+            tokenizer::from_gguf(&self.path, metadata, options.allow_missing_tokenizer, &mut notes)?;
         Ok(Plan {
             arch,
             config,

@@ -44,6 +44,10 @@ impl HfSource {
         };
         let generation_path = directory.join("generation_config.json");
         let generation = read_json(&generation_path)?;
+        if generation.as_ref().is_some_and(|generation| !generation.is_object()) {
+            let cause = serde::de::Error::custom("it must be a JSON object");
+            return Err(ConvertError::Json { path: generation_path, cause });
+        }
         let checkpoint = Checkpoint::open(directory)?;
         let mut files = vec![config_path.clone(), generation_path];
         files.extend(tokenizer::FILES.map(|name| directory.join(name)));
@@ -85,10 +89,8 @@ impl HfSource {
         recipes.extend(towers);
         let ignored = ignore_derived(&mut inventory);
         refuse_unknown(&inventory, arch)?;
-        let tokenizer = tokenizer::from_directory(&self.directory, options.allow_missing_tokenizer)?;
-        if tokenizer.is_empty() {
-            notes.push("there is no tokenizer; the bundle runs on token ids only".to_owned());
-        }
+        let tokenizer =
+            tokenizer::from_directory(&self.directory, options.allow_missing_tokenizer, &mut notes)?;
         let generation = self.generation.clone();
         Ok(Plan { arch, config, inventory, recipes, mmproj, tokenizer, generation, ignored, notes })
     }
@@ -102,6 +104,13 @@ impl HfSource {
         notes: &mut Vec<String>,
     ) {
         if inventory.has("lm_head.weight") {
+            if self.declares_tied_head() {
+                notes.push(
+                    "config.json ties the head to the embedding table (tie_word_embeddings), but the checkpoint \
+                     has lm_head.weight, which is used"
+                        .to_owned(),
+                );
+            }
             config.tie_word_embeddings = false;
         }
         let declared = config.mtp_num_hidden_layers;
@@ -110,6 +119,12 @@ impl HfSource {
             notes.push("config.json declares draft layers (mtp), but the checkpoint has none".to_owned());
         }
         config.mtp_num_hidden_layers = found;
+    }
+
+    /// Whether any level of `config.json` says so; where nothing is said, the tensors alone decide.
+    fn declares_tied_head(&self) -> bool {
+        let levels = std::iter::successors(Some(&self.config), |config| config.get("text_config"));
+        levels.filter_map(|config| config.get("tie_word_embeddings")).last() == Some(&Value::Bool(true))
     }
 
     fn tensors(&self) -> Vec<SourceTensor<'_>> {
@@ -183,8 +198,7 @@ fn is_mlx_convolution(tensor: &SourceTensor<'_>) -> bool {
 fn towers(inventory: &mut Inventory<'_>) -> Result<Vec<Recipe>, ConvertError> {
     let mut recipes = Vec::new();
     for (name, _) in inventory.unused() {
-        // Position ids are indices that follow from the configuration.
-        if !hf::is_tower(&name) || name.ends_with("position_ids") {
+        if !hf::is_tower(&name) || hf::is_derived(&name) {
             continue;
         }
         let shape = inventory.find(&name).map(|tensor| tensor.shape.clone()).unwrap_or_default();

@@ -116,10 +116,17 @@ impl Source {
     /// # Errors
     /// Models that are not supported, tensors that are missing, different or unknown.
     pub fn plan(&self, options: &Options) -> Result<Plan<'_>, ConvertError> {
-        match self {
+        let mut plan = match self {
             Source::Hf(source) => source.plan(options),
             Source::Gguf(source) => source.plan(options),
+        }?;
+        let vocab = plan.config.vocab_size;
+        for id in plan.config.eos_token_ids.iter().filter(|&&id| id as usize >= vocab) {
+            plan.notes.push(format!(
+                "end-of-sequence id {id} is beyond the vocabulary of {vocab}, so the model cannot produce it"
+            ));
         }
+        Ok(plan)
     }
 }
 

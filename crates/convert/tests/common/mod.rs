@@ -24,6 +24,12 @@ pub struct Tensor {
 
 pub type Tensors = BTreeMap<String, Tensor>;
 
+/// The smallest tokenizer that can be run: byte pairs without merges.
+pub const TOKENIZER: &str = r#"{"version": "1.0", "added_tokens": [],
+  "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+  "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+  "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}}"#;
+
 /// A small checkpoint in Hugging Face form.
 #[derive(Clone, Debug)]
 pub struct Toy {
@@ -161,7 +167,7 @@ impl Toy {
         let dir = parent.join(name);
         std::fs::create_dir(&dir).unwrap();
         std::fs::write(dir.join("config.json"), serde_json::to_vec_pretty(&self.config).unwrap()).unwrap();
-        std::fs::write(dir.join("tokenizer.json"), r#"{"version": "1.0"}"#).unwrap();
+        std::fs::write(dir.join("tokenizer.json"), TOKENIZER).unwrap();
         safetensors::write(&dir.join("model.safetensors"), &self.tensors, "pt");
         dir
     }

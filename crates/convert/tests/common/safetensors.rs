@@ -53,6 +53,7 @@ fn bytes(tensor: &Tensor) -> Vec<u8> {
         "F32" => values.flat_map(|v| v.to_le_bytes()).collect(),
         "BF16" => values.flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
         "F16" => values.flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+        "I64" => values.flat_map(|v| (*v as i64).to_le_bytes()).collect(),
         "U32" => values.flat_map(|v| (*v as u32).to_le_bytes()).collect(),
         other => panic!("no writer for {other}"),
     }
