@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use basert_format::SourceFormat;
 use basert_model::{Config, ModelSpec};
 
 use super::{Plan, in_file, refuse_unknown, unsupported};
 use crate::gguf::GgufFile;
-use crate::recipe::{Inventory, SourceTensor, gguf};
+use crate::recipe::{Data, Inventory, SourceTensor, gguf};
 use crate::{ConvertError, Options, tokenizer};
 
 /// An opened file.
@@ -62,10 +63,12 @@ impl GgufSource {
             arch,
             config,
             inventory,
+            format: SourceFormat::Gguf,
+            convention: None,
             recipes,
             mmproj: BTreeMap::new(),
             tokenizer,
-            ignored: Vec::new(),
+            dropped: Vec::new(),
             notes,
         })
     }
@@ -75,9 +78,7 @@ impl GgufSource {
             name: tensor.name,
             file: &self.path,
             shape: tensor.shape.to_vec(),
-            ty: Some(tensor.ty),
-            type_name: tensor.ty.name(),
-            bytes: tensor.data,
+            data: Data::Blocks { ty: tensor.ty, bytes: tensor.data },
         });
         tensors.collect()
     }
