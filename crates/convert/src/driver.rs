@@ -124,6 +124,10 @@ fn refuse_losses(plan: &Plan<'_>, tensors: &[Stored], options: &Options) -> Resu
 
 fn hash(source: &Source, cancelled: &AtomicBool) -> Result<Option<String>, ConvertError> {
     match source {
+        Source::Gguf(gguf) if gguf.files().len() > 1 => {
+            let directory = gguf.path().parent().unwrap_or(Path::new(""));
+            digest::files(directory, gguf.files(), cancelled)
+        }
         Source::Gguf(gguf) => digest::file(gguf.path(), cancelled),
         Source::Hf(hf) => digest::files(hf.directory(), hf.files(), cancelled),
     }
@@ -168,6 +172,11 @@ fn store_all(
         let (stored, fallback) = storage::store(&plan.inventory, recipe.clone(), options, look)?;
         count(report, &stored, fallback);
         largest = largest.max(stored.bytes);
+        if let Some(note) = storage::cut_blocks(&plan.inventory, recipe)
+            && !report.notes.contains(&note)
+        {
+            report.notes.push(note);
+        }
         tensors.push(stored);
     }
     report.peak_memory_bytes = largest + encode::buffer_bytes(options.thread_count());

@@ -249,7 +249,9 @@ impl ConvertError {
             ConvertError::WouldLose { .. } => Some(
                 "--target auto keeps every tensor exactly, --target f32 as plain floats; --allow-quant-from-quant accepts the loss",
             ),
-            ConvertError::NotExact { .. } => Some("this is a defect; --target f32 avoids it"),
+            ConvertError::NotExact { .. } => {
+                Some("the type that was chosen does not hold this value; --target f32 does")
+            }
             ConvertError::Encode { cause: QuantError::ScaleRange { .. }, .. } => {
                 Some("choose bf16 scales, whose range is that of f32")
             }

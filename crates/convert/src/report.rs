@@ -305,7 +305,7 @@ impl fmt::Display for Report {
 }
 
 /// A name with its layer number as `*`.
-fn without_layer(name: &str) -> String {
+pub(crate) fn without_layer(name: &str) -> String {
     let part = |part: &str| if part.parse::<usize>().is_ok() { "*".to_owned() } else { part.to_owned() };
     name.split('.').map(part).collect::<Vec<_>>().join(".")
 }

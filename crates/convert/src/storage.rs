@@ -6,7 +6,7 @@ use basert_quant::{Dtype, Encoding, FloatDtype, ScaleDtype};
 
 use crate::options::GROUPS;
 use crate::recipe::{Inventory, Op, Recipe, SourceTensor};
-use crate::report::{Fallback, Verdict};
+use crate::report::{Fallback, Verdict, without_layer};
 use crate::{ConvertError, Options};
 
 /// A recipe and what becomes of it.
@@ -140,6 +140,16 @@ fn exact(inventory: &Inventory<'_>, recipe: &Recipe, look: bool) -> Option<Encod
     let whole_groups = recipe.columns.is_none_or(|columns| columns.unit.is_multiple_of(group));
     let fits = recipe.op == Op::Keep && recipe.width.is_multiple_of(group) && whole_groups;
     (fits && encodings.all(|other| other == Some(encoding))).then_some(encoding)
+}
+
+/// Says so if columns move in units that cut through the source's blocks, whose codes cannot follow.
+pub(crate) fn cut_blocks(inventory: &Inventory<'_>, recipe: &Recipe) -> Option<String> {
+    let unit = recipe.columns?.unit;
+    let source = sources(inventory, recipe).find(|source| !unit.is_multiple_of(source.block()))?;
+    let (name, ty, block) = (without_layer(&recipe.name), source.describe(), source.block());
+    Some(format!(
+        "{name}: value heads of {unit} columns cut through {ty} blocks of {block}, so its values went through floats"
+    ))
 }
 
 /// The smallest float type that holds the values of all parts.

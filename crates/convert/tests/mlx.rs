@@ -177,6 +177,46 @@ fn stacked_experts_are_quantised_as_one_module() {
 }
 
 #[test]
+fn arrays_of_a_module_may_lie_in_different_shards() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut export = export(&Toy::hybrid(6, true));
+    export.quantise(QKV, 3, 64, "BF16");
+    export.quantise("language_model.model.layers.2.mlp.switch_mlp.up_proj", 5, 32, "F16");
+    let source = export.write(dir.path(), "src");
+    let (whole, _) = converted(&source, dir.path(), "whole", &options("auto"));
+    std::fs::remove_file(source.join("model.safetensors")).unwrap();
+    common::safetensors::write_raw_sharded(&source, &export.tensors, 3, "mlx");
+    let (sharded, _) = converted(&source, dir.path(), "sharded", &options("auto"));
+    assert!(payloads(&whole) == payloads(&sharded));
+
+    let shard = source.join("model-00002-of-00003.safetensors");
+    let bytes = std::fs::read(&shard).unwrap();
+    std::fs::write(&shard, &bytes[..bytes.len() - 1]).unwrap();
+    let error = refused(&source, &options("auto")).to_string();
+    assert!(error.contains("model-00002-of-00003.safetensors"), "{error}");
+}
+
+/// Types say that bf16 holds every mxfp8 number; the smallest it does not. The comparison of both sides finds it.
+#[test]
+fn a_value_that_did_not_survive_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut export = export(&Toy::hybrid(6, false));
+    export.quantise(UP, 8, 32, "BF16");
+    export.tensors.remove(&format!("{UP}.biases"));
+    export.tensors.insert(format!("{UP}.scales"), ("U8", vec![128, 2], vec![0; 256]));
+    let mut codes = vec![0u8; 128 * 64];
+    codes[100] = 1;
+    export.tensors.get_mut(&format!("{UP}.weight")).unwrap().2 = codes;
+    export.declare(json!({"bits": 8, "group_size": 32, "mode": "mxfp8"}));
+    let source = export.write(dir.path(), "src");
+    let error = refused(&source, &options("auto"));
+    assert!(error.to_string().contains("`layers.0.mlp.up_proj.weight`: element 100 is 0e0"), "{error}");
+    assert!(error.hint().unwrap().contains("--target f32"));
+    let (file, _) = converted(&source, dir.path(), "f32", &options("f32"));
+    assert_eq!(decoded(&file, "layers.0.mlp.up_proj.weight")[100], f32::from_bits(1 << 13));
+}
+
+#[test]
 fn arrays_that_contradict_each_other_or_the_configuration_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let mut count = 0;

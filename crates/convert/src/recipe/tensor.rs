@@ -91,6 +91,15 @@ impl SourceTensor<'_> {
         }
     }
 
+    /// Elements that cannot be told apart without decoding: a block, or a module's group.
+    pub fn block(&self) -> usize {
+        match &self.data {
+            Data::Blocks { ty, .. } => ty.block_size(),
+            Data::Module(module) => module.layout.map_or(1, |layout| layout.group()),
+            Data::Unreadable { .. } => 1,
+        }
+    }
+
     /// Whether a quantiser made the elements.
     pub fn is_quantised(&self) -> bool {
         match &self.data {

@@ -46,16 +46,21 @@ pub fn write_raw(path: &Path, tensors: &RawTensors, format: &str) {
 
 /// Writes `tensors` as `shards` files and an index, dealt out by position.
 pub fn write_sharded(dir: &Path, tensors: &Tensors, shards: usize) {
+    write_raw_sharded(dir, &raw(tensors), shards, "pt");
+}
+
+/// Writes payloads as `shards` files and an index, dealt out by position.
+pub fn write_raw_sharded(dir: &Path, tensors: &RawTensors, shards: usize, format: &str) {
     let mut weight_map = Map::new();
     for shard in 0..shards {
         let name = format!("model-{:05}-of-{shards:05}.safetensors", shard + 1);
-        let part: Tensors = tensors
+        let part: RawTensors = tensors
             .iter()
             .enumerate()
             .filter(|(index, _)| index % shards == shard)
             .map(|(_, (name, tensor))| (name.clone(), tensor.clone()))
             .collect();
-        write(&dir.join(&name), &part, "pt");
+        write_raw(&dir.join(&name), &part, format);
         part.keys().for_each(|tensor| {
             weight_map.insert(tensor.clone(), json!(name));
         });
