@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use basert_convert::{Options, Progress, Report};
+use basert_convert::{ConvertError, Options, Progress, Report};
 use indicatif::ProgressBar;
 use serde_json::json;
 use tempfile::TempDir;
@@ -17,33 +17,56 @@ use crate::{interrupt, output, progress};
 
 /// Runs the command.
 pub fn run(args: &ConvertArgs) -> Outcome {
-    let output = match &args.output {
-        Some(path) => path.clone(),
-        None => default_output(&args.source, args.target.name())?,
-    };
-    check_output(&args.source, &output, args.force)?;
     let options = Options {
         target: args.target,
         group: args.group,
         scale: args.scales,
+        allow_quant_from_quant: args.allow_quant_from_quant,
+        convention: args.source_convention,
         threads: args.threads,
         allow_missing_tokenizer: args.no_tokenizer,
         ..Options::default()
     };
+    if args.plan {
+        let report = basert_convert::plan(&args.source, &options).map_err(|e| failed(&e))?;
+        return show_plan(&report, args.json);
+    }
+    let output = match &args.output {
+        Some(path) => path.clone(),
+        None => {
+            let target = basert_convert::resolve_target(&args.source, &options).map_err(|e| failed(&e))?;
+            default_output(&args.source, target.name())?
+        }
+    };
+    check_output(&args.source, &output, args.force)?;
 
     let staging = Staging::create(&output)?;
     let mut bar = Bar { bar: progress::bytes(0), pending: 0 };
     let result = basert_convert::convert(&args.source, &staging.file, &options, &mut bar);
     bar.bar.finish_and_clear();
-    let report = result.map_err(|e| {
-        let failure = staging.say_output(Failure::from_error(&e));
-        match e.hint() {
-            Some(hint) => failure.hint(hint),
-            None => failure,
-        }
-    })?;
+    let report = result.map_err(|e| staging.say_output(failed(&e)))?;
     staging.publish()?;
     show(&report, &output, args.json)
+}
+
+fn failed(error: &ConvertError) -> Failure {
+    let failure = Failure::from_error(error);
+    match error.hint() {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}
+
+fn show_plan(report: &Report, as_json: bool) -> Outcome {
+    if as_json {
+        return output::print_json(&json!(report));
+    }
+    let summary = format!(
+        "output: {} of tensors, and a header with the tokenizer\npeak memory: about {}\nnothing was written",
+        bytes(report.written.bytes),
+        bytes(report.peak_memory_bytes)
+    );
+    output::print(&format!("{}\n{report}\n{summary}\n", report.table()))
 }
 
 fn show(report: &Report, output: &Path, as_json: bool) -> Outcome {
