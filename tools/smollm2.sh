@@ -54,7 +54,7 @@ basert=${CARGO_TARGET_DIR:-target}/release/basert
 # A model made by an older build is made again: what a conversion writes may have changed.
 if [ ! -s "$model" ] || [ "$gguf" -nt "$model" ] || [ "$basert" -nt "$model" ]; then
     say "converting to $model"
-    "$basert" convert "$gguf" --output "$model" --target base-q8 --force >&2
+    "$basert" convert "$gguf" --output "$model" --target base-q8 --allow-quant-from-quant --force >&2
 fi
 
 say "asking: $prompt"

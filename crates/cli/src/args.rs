@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use basert_convert::Target;
+use basert_convert::{Convention, Target};
 use basert_quant::ScaleDtype;
 use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue};
@@ -74,7 +74,7 @@ First steps:
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Convert a Hugging Face directory or a GGUF file into a .base file
+    /// Convert a Hugging Face or MLX directory or a GGUF file into a .base file
     #[command(after_help = CONVERT_EXAMPLES)]
     Convert(ConvertArgs),
 
@@ -95,15 +95,19 @@ const CONVERT_EXAMPLES: &str = "\
 Examples:
   basert convert ./Qwen3-0.6B                        writes ./Qwen3-0.6B-base-q4.base
   basert convert ./Qwen3-0.6B --target q8 -o q.base
-  basert convert smollm2.gguf --target bf16
+  basert convert smollm2-q4_1.gguf                   keeps every quantised tensor exactly
+  basert convert ./Qwen3.5-4B-MLX-4bit --plan        says what would become of every tensor
   basert convert ./Qwen3-0.6B --json | jq .fallbacks
+
+A quantised source is converted without loss, or refused; --allow-quant-from-quant permits the loss. Exactness is \
+proved during the conversion by decoding both sides.
 
 The output appears whole or not at all: ^C and errors leave nothing behind. Set SOURCE_DATE_EPOCH to choose \
 the creation time in the file; otherwise it is the newest modification time among the source files.";
 
 #[derive(Args, Debug)]
 pub struct ConvertArgs {
-    /// Directory with config.json and *.safetensors, or a .gguf file
+    /// Directory with config.json and *.safetensors, or a .gguf file (any part of a split one)
     #[arg(value_name = "SOURCE")]
     pub source: PathBuf,
 
@@ -111,8 +115,9 @@ pub struct ConvertArgs {
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
-    /// Format of the large matrices: base-q2, base-q3, base-q4, base-q5, base-q6, base-q8 (also q2 … q8), bf16, f16, f32
-    #[arg(long, value_name = "TARGET", default_value = "base-q4", value_parser = target)]
+    /// Format of the large matrices: auto, base-q2, base-q3, base-q4, base-q5, base-q6, base-q8 (also q2 … q8), bf16,
+    /// f16, f32. auto keeps a quantised source exactly and makes base-q4 of any other
+    #[arg(long, value_name = "TARGET", default_value = "auto", value_parser = target)]
     pub target: Target,
 
     /// Weights that share a scale: 32, 64 or 128 [default: 32 for q2 and q3, 64 for q4 to q6, 128 for q8]
@@ -122,6 +127,18 @@ pub struct ConvertArgs {
     /// Format of the scales: f16, or bf16 for weights beyond 65504
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = scales)]
     pub scales: ScaleDtype,
+
+    /// Quantise again what is quantised already, from its exact values, where the target asks for it
+    #[arg(long)]
+    pub allow_quant_from_quant: bool,
+
+    /// Whose conventions the weights follow: hf or mlx [default: found out from the files, which must agree]
+    #[arg(long, value_name = "NAME", value_parser = convention)]
+    pub source_convention: Option<Convention>,
+
+    /// Read headers only and print what would become of every tensor; writes nothing
+    #[arg(long, conflicts_with_all = ["output", "force"])]
+    pub plan: bool,
 
     /// Accept a checkpoint without a tokenizer; the file then takes and gives token ids only
     #[arg(long)]
@@ -147,6 +164,11 @@ pub struct ConvertArgs {
 fn target(s: &str) -> Result<Target, String> {
     let prefix = if s.starts_with('q') { "base-" } else { "" };
     format!("{prefix}{s}").parse().map_err(|e: basert_convert::ConvertError| e.to_string())
+}
+
+/// A convention in the converter's spelling.
+fn convention(s: &str) -> Result<Convention, String> {
+    s.parse().map_err(|e: basert_convert::ConvertError| e.to_string())
 }
 
 /// A scale type that affine weights can have.

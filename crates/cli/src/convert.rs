@@ -17,34 +17,56 @@ use crate::{interrupt, output, place, progress};
 
 /// Runs the command.
 pub fn run(args: &ConvertArgs) -> Outcome {
-    let output = match &args.output {
-        Some(path) => path.clone(),
-        None => default_output(&args.source, args.target.name())?,
-    };
-    check_output(&args.source, &output, args.force)?;
     let options = Options {
         target: args.target,
         group: args.group,
         scale: args.scales,
+        allow_quant_from_quant: args.allow_quant_from_quant,
+        convention: args.source_convention,
         threads: args.threads,
         allow_missing_tokenizer: args.no_tokenizer,
         ..Options::default()
     };
+    if args.plan {
+        let report = basert_convert::plan(&args.source, &options).map_err(|e| failed(&e))?;
+        return show_plan(&report, args.json);
+    }
+    let output = match &args.output {
+        Some(path) => path.clone(),
+        None => {
+            let target = basert_convert::resolve_target(&args.source, &options).map_err(|e| failed(&e))?;
+            default_output(&args.source, target.name())?
+        }
+    };
+    check_output(&args.source, &output, args.force)?;
 
     let staging = Staging::create(&output, args.force)?;
     let mut bar = Bar { bar: progress::bytes(0), pending: 0 };
     let result = basert_convert::convert(&args.source, &staging.file, &options, &mut bar);
     bar.bar.finish_and_clear();
-    let report = result.map_err(|e| staging.say_output(failure(&e)))?;
+    let report = result.map_err(|e| staging.say_output(failed(&e)))?;
     staging.publish()?;
     show(&report, &output, args.json)
 }
 
-fn failure(error: &ConvertError) -> Failure {
+fn failed(error: &ConvertError) -> Failure {
+    let failure = Failure::from_error(error);
     match error.hint() {
-        Some(hint) => Failure::from_error(error).hint(hint),
-        None => Failure::from_error(error),
+        Some(hint) => failure.hint(hint),
+        None => failure,
     }
+}
+
+fn show_plan(report: &Report, as_json: bool) -> Outcome {
+    if as_json {
+        return output::print_json(&json!(report));
+    }
+    let summary = format!(
+        "output: {} of tensors, and a header with the tokenizer\npeak memory: about {}\nnothing was written",
+        bytes(report.written.bytes),
+        bytes(report.peak_memory_bytes)
+    );
+    output::print(&format!("{}\n{report}\n{summary}\n", report.table()))
 }
 
 fn show(report: &Report, output: &Path, as_json: bool) -> Outcome {
@@ -80,7 +102,7 @@ fn check_output(source: &Path, output: &Path, force: bool) -> Outcome {
         return Err(Failure::new(format!("{} is both source and output", source.display())));
     }
     place::check(output, force)?;
-    basert_convert::check_output(source, output).map_err(|e| failure(&e))
+    basert_convert::check_output(source, output).map_err(|e| failed(&e))
 }
 
 /// A folder beside the output that holds the unfinished file, so that ^C can remove all of it at once, in the

@@ -1,19 +1,24 @@
 //! The conversion itself: plan everything, then one tensor at a time through memory into the output.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use basert_format::{
     BaseWriter, ComputeRegion, Header, HeaderFlags, LayerDescriptor, LayerKind, LayerPrecision, MmProj,
-    Source as HeaderSource,
+    QuantScheme, Source as HeaderSource,
 };
+use basert_quant::Encoding;
 
-use crate::report::{Count, Fallback};
+use crate::recipe::SourceTensor;
+use crate::report::{Count, Fallback, TensorReport};
 use crate::same_file::same_file;
 use crate::source::{Plan, Source};
 use crate::storage::{self, Stored};
-use crate::{ConvertError, Options, Progress, Report, digest, encode};
+use crate::{
+    Convention, ConvertError, Options, Progress, Report, Target, convention, digest, encode, options,
+};
 
 /// Metadata key that holds the target as it was asked for.
 const TARGET_KEY: &str = "basert.target";
@@ -42,18 +47,24 @@ pub fn convert(
     let source = Source::open(source)?;
     refuse_overwriting(&source, out)?;
     let plan = source.plan(options)?;
-    let mut report = empty_report(&source, &plan, options);
-    let (header, tensors) = prepare(&source, &plan, options, &mut report)?;
+    let options = &options.resolved(plan.inventory.is_quantised())?;
+    // Whoever names the convention knows better than the norms.
+    if let (Some(convention), None) = (plan.convention, options.convention) {
+        convention::check_norms(&plan.inventory, &plan.recipes, convention)?;
+    }
+    let mut report = empty_report(&plan, options);
+    let tensors = store_all(&plan, options, true, &mut report)?;
+    refuse_losses(&plan, &tensors, options)?;
+    let header = header(&source, &plan, &tensors, options)?;
 
     let planned = tensors.iter().map(|stored| stored.planned.clone()).collect();
     let mut writer = BaseWriter::create(out, header, planned)?;
     progress.start(tensors.len(), report.written.bytes);
     let cancelled = AtomicBool::new(false);
-    let notes = &mut report.notes;
     let sha256 = std::thread::scope(|scope| {
         // Hashing reads what the conversion reads; side by side they share the page cache.
         let hash = scope.spawn(|| hash(&source, &cancelled));
-        let written = write_all(&plan, &tensors, options, &mut writer, progress, notes);
+        let written = write_all(&plan, &tensors, options, &mut writer, progress, &mut report);
         cancelled.store(written.is_err(), Ordering::Relaxed);
         let hash = hash.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         written.and(hash)
@@ -64,8 +75,63 @@ pub fn convert(
     Ok(report)
 }
 
+/// What [`convert`] would do, from headers and configuration alone; nothing of the weights is read and nothing
+/// written. What depends on values stays open: errors are not measured, and scales are taken for ordinary ones.
+///
+/// # Errors
+/// As [`convert`], for everything that headers show.
+pub fn plan(source: &Path, options: &Options) -> Result<Report, ConvertError> {
+    let started = Instant::now();
+    options.check()?;
+    let source = Source::open(source)?;
+    let plan = source.plan(options)?;
+    let options = &options.resolved(plan.inventory.is_quantised())?;
+    let mut report = empty_report(&plan, options);
+    let tensors = store_all(&plan, options, false, &mut report)?;
+    refuse_losses(&plan, &tensors, options)?;
+    report.seconds = started.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+/// The target that `options` mean for the checkpoint at `source`: automatic only if it is quantised.
+///
+/// # Errors
+/// A source that is no checkpoint or damaged.
+pub fn resolve_target(source: &Path, options: &Options) -> Result<Target, ConvertError> {
+    if options.target != Target::AUTO {
+        return Ok(options.target);
+    }
+    let source = Source::open(source)?;
+    Ok(options.target.resolved(source.plan(options)?.inventory.is_quantised()))
+}
+
+/// Without permission, a quantised source must come out exactly.
+fn refuse_losses(plan: &Plan<'_>, tensors: &[Stored], options: &Options) -> Result<(), ConvertError> {
+    if options.allow_quant_from_quant || !plan.inventory.is_quantised() {
+        return Ok(());
+    }
+    let lossy = tensors.iter().filter(|stored| !stored.verdict.is_exact());
+    let loss = |stored: &Stored| {
+        let becomes = storage::describe(stored.planned.encoding);
+        (stored.planned.name.clone(), stored.source.clone(), becomes)
+    };
+    let losses: Vec<_> = lossy.map(loss).collect();
+    if losses.is_empty() {
+        return Ok(());
+    }
+    Err(ConvertError::WouldLose {
+        path: plan.inventory.path().to_owned(),
+        target: options.target.to_string(),
+        tensors: losses,
+    })
+}
+
 fn hash(source: &Source, cancelled: &AtomicBool) -> Result<Option<String>, ConvertError> {
     match source {
+        Source::Gguf(gguf) if gguf.files().len() > 1 => {
+            let directory = gguf.path().parent().unwrap_or(Path::new(""));
+            digest::files(directory, gguf.files(), cancelled)
+        }
         Source::Gguf(gguf) => digest::file(gguf.path(), cancelled),
         Source::Hf(hf) => digest::files(hf.directory(), hf.files(), cancelled),
     }
@@ -77,38 +143,48 @@ fn write_all(
     options: &Options,
     writer: &mut BaseWriter,
     progress: &mut dyn Progress,
-    notes: &mut Vec<String>,
+    report: &mut Report,
 ) -> Result<(), ConvertError> {
     let threads = options.thread_count();
-    for stored in tensors {
-        let Stored { recipe, planned, bytes } = stored;
-        progress.tensor(&planned.name, *bytes);
-        let payload = encode::payload(&plan.inventory, recipe, planned.encoding, threads)?;
+    for (stored, line) in tensors.iter().zip(&mut report.tensors) {
+        progress.tensor(&stored.planned.name, stored.bytes);
+        let payload = encode::payload(&plan.inventory, stored, threads)?;
         writer.write_tensor(&payload.bytes)?;
-        if storage::scales_underflow(planned.encoding, payload.largest) {
-            notes.push(format!(
+        let measured = payload.measured;
+        line.max_error = Some(measured.max_error);
+        line.rms_error = Some((measured.squares / (stored.recipe.elements().max(1) as f64)).sqrt());
+        if !stored.repacked && storage::scales_underflow(stored.planned.encoding, measured.largest) {
+            report.notes.push(format!(
                 "{}: its largest value is {:e}, too small for f16 scales; bf16 scales would keep more of it",
-                planned.name, payload.largest
+                stored.planned.name, measured.largest
             ));
         }
     }
     Ok(())
 }
 
-/// The header without what is known only at the end, and the tensors in output order.
-fn prepare(
-    source: &Source,
+/// All tensors in output order, noted in `report`.
+fn store_all(
     plan: &Plan<'_>,
     options: &Options,
+    look: bool,
     report: &mut Report,
-) -> Result<(Header, Vec<Stored>), ConvertError> {
+) -> Result<Vec<Stored>, ConvertError> {
     let mut tensors = Vec::with_capacity(plan.recipes.len());
+    let mut largest = 0;
     for recipe in &plan.recipes {
-        let (stored, fallback) = storage::store(&plan.inventory, recipe.clone(), options)?;
+        let (stored, fallback) = storage::store(&plan.inventory, recipe.clone(), options, look)?;
         count(report, &stored, fallback);
+        largest = largest.max(stored.bytes);
+        if let Some(note) = storage::cut_blocks(&plan.inventory, recipe)
+            && !report.notes.contains(&note)
+        {
+            report.notes.push(note);
+        }
         tensors.push(stored);
     }
-    Ok((header(source, plan, options)?, tensors))
+    report.peak_memory_bytes = largest + encode::buffer_bytes(options.thread_count());
+    Ok(tensors)
 }
 
 fn count(report: &mut Report, stored: &Stored, fallback: Option<Fallback>) {
@@ -121,30 +197,48 @@ fn count(report: &mut Report, stored: &Stored, fallback: Option<Fallback>) {
         report.draft.add(stored.bytes);
     }
     report.fallbacks.extend(fallback);
+    report.tensors.push(TensorReport {
+        name: stored.planned.name.clone(),
+        source: stored.source.clone(),
+        stored: storage::describe(stored.planned.encoding),
+        verdict: stored.verdict,
+        max_error: None,
+        rms_error: None,
+        bytes: stored.bytes,
+    });
 }
 
-fn empty_report(source: &Source, plan: &Plan<'_>, options: &Options) -> Report {
+fn empty_report(plan: &Plan<'_>, options: &Options) -> Report {
     Report {
         arch: plan.arch.to_string(),
-        source: source.format().to_string(),
-        source_bytes: plan.inventory.tensors().iter().map(|tensor| tensor.bytes.len() as u64).sum(),
+        source: plan.format.to_string(),
+        source_bytes: plan.inventory.tensors().iter().map(SourceTensor::bytes).sum(),
         target: options.target.to_string(),
         written: Count::default(),
         dtypes: Default::default(),
         fallbacks: Vec::new(),
         draft: Count::default(),
         vision: Count::default(),
-        ignored: plan.ignored.clone(),
+        tensors: Vec::new(),
+        dropped: plan.dropped.clone(),
+        convention: plan.convention.map(Convention::name),
+        peak_memory_bytes: 0,
         notes: plan.notes.clone(),
         seconds: 0.0,
     }
 }
 
-fn header(source: &Source, plan: &Plan<'_>, options: &Options) -> Result<Header, ConvertError> {
+/// The header without what is known only at the end.
+fn header(
+    source: &Source,
+    plan: &Plan<'_>,
+    tensors: &[Stored],
+    options: &Options,
+) -> Result<Header, ConvertError> {
     let filename = source.path().canonicalize().ok();
     let filename = filename.as_deref().unwrap_or(source.path()).file_name();
     let provenance = HeaderSource {
-        format: source.format(),
+        format: plan.format,
         sha256: HASH_TO_COME.to_owned(),
         filename: filename.map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
     };
@@ -155,7 +249,8 @@ fn header(source: &Source, plan: &Plan<'_>, options: &Options) -> Result<Header,
             None => digest::newest(source.files())?,
         },
     };
-    let mut header = Header::new(plan.arch.name(), options.target.scheme(), provenance, &created.to_string());
+    let mut header =
+        Header::new(plan.arch.name(), scheme(tensors, options), provenance, &created.to_string());
     header.tokenizer = plan.tokenizer.clone();
     header.config = plan.config.to_header();
     header.metadata.insert(TARGET_KEY.to_owned(), options.target.name().into());
@@ -169,6 +264,23 @@ fn header(source: &Source, plan: &Plan<'_>, options: &Options) -> Result<Header,
         header.mmproj = Some(MmProj { arch, config: plan.mmproj.clone(), tensors: Vec::new() });
     }
     Ok(header)
+}
+
+/// The target's scheme; for an automatic one, that of most bytes.
+fn scheme(tensors: &[Stored], options: &Options) -> QuantScheme {
+    if let Some(dtype) = options.target.dtype() {
+        let encoding = match dtype.float() {
+            Some(float) => Encoding::Float(float),
+            None => options.affine(dtype, options.wanted_group(dtype)),
+        };
+        return options::scheme(encoding);
+    }
+    let mut bytes: BTreeMap<&'static str, (u64, QuantScheme)> = BTreeMap::new();
+    for stored in tensors {
+        let scheme = options::scheme(stored.planned.encoding);
+        bytes.entry(scheme.name()).or_insert((0, scheme)).0 += stored.bytes;
+    }
+    bytes.into_values().max_by_key(|(bytes, _)| *bytes).map_or(QuantScheme::Bf16, |(_, scheme)| scheme)
 }
 
 fn flags(plan: &Plan<'_>) -> HeaderFlags {

@@ -1,9 +1,13 @@
 //! From source rows to an output payload: decode, reorder, adjust, encode, in parallel over rows.
+//!
+//! Codes and scales that the output can hold are moved instead of encoded. Either way the payload is decoded again
+//! and compared with the source's values: that is the proof of exactness, or the measure of the loss.
 
-use basert_quant::{Encoding, QuantError, ggml};
+use basert_quant::{Encoding, QuantError};
 
 use crate::ConvertError;
-use crate::recipe::{Inventory, Op, Part, Recipe, SourceTensor};
+use crate::recipe::{Inventory, Op, Part, Recipe, RegionsMut, SourceTensor};
+use crate::storage::Stored;
 
 /// Elements a thread converts at a time: large enough to amortise the bookkeeping, small enough to stay in
 /// cache.
@@ -13,23 +17,50 @@ const CHUNK_ELEMENTS: usize = 1 << 16;
 pub(crate) struct Payload {
     /// Codes, scales, biases.
     pub bytes: Vec<u8>,
-    /// Largest magnitude among the values before encoding.
-    pub largest: f32,
+    /// What was found out about the values.
+    pub measured: Measured,
 }
 
-/// Makes the payload of `recipe` in `encoding`, on up to `threads` threads.
+/// Values before encoding against values after.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Measured {
+    /// Largest magnitude before.
+    pub largest: f32,
+    /// Largest difference.
+    pub max_error: f32,
+    /// Sum of squared differences.
+    pub squares: f64,
+}
+
+impl Measured {
+    fn join(self, other: Measured) -> Measured {
+        Measured {
+            largest: self.largest.max(other.largest),
+            max_error: self.max_error.max(other.max_error),
+            squares: self.squares + other.squares,
+        }
+    }
+}
+
+/// Most bytes that a conversion's buffers take besides the payloads.
+pub(crate) fn buffer_bytes(threads: usize) -> u64 {
+    // Values, a row, the encoded chunk and the values that it decodes to.
+    (threads * CHUNK_ELEMENTS * 4 * 4) as u64
+}
+
+/// Makes the payload of `stored`, on up to `threads` threads.
 ///
 /// Groups must divide the recipe's rows, so that no group crosses a chunk and the result does not depend on
 /// `threads`.
 ///
 /// # Errors
-/// Values that cannot be stored in `encoding`.
+/// Values that cannot be stored in the encoding, or do not come out exactly where they should.
 pub(crate) fn payload(
     inventory: &Inventory<'_>,
-    recipe: &Recipe,
-    encoding: Encoding,
+    stored: &Stored,
     threads: usize,
 ) -> Result<Payload, ConvertError> {
+    let (recipe, encoding) = (&stored.recipe, stored.planned.encoding);
     let refuse = |cause| encode_error(inventory, recipe, cause);
     let elements = recipe.elements();
     let regions = encoding.regions(elements as u64).map_err(refuse)?;
@@ -53,8 +84,8 @@ pub(crate) fn payload(
         chunks.push(Chunk { row, rows, out });
         row += rows;
     }
-    let largest = convert_chunks(inventory, recipe, encoding, chunks, threads)?;
-    Ok(Payload { bytes, largest })
+    let measured = convert_chunks(inventory, stored, chunks, threads)?;
+    Ok(Payload { bytes, measured })
 }
 
 /// Rows that one thread converts on its own, and where their codes, scales and biases go.
@@ -64,17 +95,16 @@ struct Chunk<'a> {
     out: [&'a mut [u8]; 3],
 }
 
-/// Fills all chunks and returns the largest magnitude.
+/// Fills all chunks.
 fn convert_chunks(
     inventory: &Inventory<'_>,
-    recipe: &Recipe,
-    encoding: Encoding,
+    stored: &Stored,
     chunks: Vec<Chunk<'_>>,
     threads: usize,
-) -> Result<f32, ConvertError> {
+) -> Result<Measured, ConvertError> {
     let threads = threads.clamp(1, chunks.len().max(1));
     if threads == 1 {
-        return Worker::new(inventory, recipe, encoding).convert(chunks);
+        return Worker::new(inventory, stored).convert(chunks);
     }
     // Dealt out in turn, so that every thread gets its share of any uneven part.
     let mut shares: Vec<Vec<Chunk<'_>>> = (0..threads).map(|_| Vec::new()).collect();
@@ -82,38 +112,50 @@ fn convert_chunks(
         shares[index % threads].push(chunk);
     }
     let results = std::thread::scope(|scope| {
-        let start = |share| scope.spawn(move || Worker::new(inventory, recipe, encoding).convert(share));
+        let start = |share| scope.spawn(move || Worker::new(inventory, stored).convert(share));
         let handles: Vec<_> = shares.into_iter().map(start).collect();
         handles.into_iter().map(|handle| handle.join()).collect::<Vec<_>>()
     });
-    let mut largest = 0.0f32;
+    let mut measured = Measured::default();
     for result in results {
         match result {
-            Ok(result) => largest = largest.max(result?),
+            Ok(result) => measured = measured.join(result?),
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
-    Ok(largest)
+    Ok(measured)
 }
 
 /// One thread's buffers.
 struct Worker<'a> {
     inventory: &'a Inventory<'a>,
+    stored: &'a Stored,
     recipe: &'a Recipe,
     encoding: Encoding,
     values: Vec<f32>,
     row: Vec<f32>,
     encoded: Vec<u8>,
+    decoded: Vec<f32>,
+    bytes: Vec<u8>,
 }
 
 impl<'a> Worker<'a> {
-    fn new(inventory: &'a Inventory<'a>, recipe: &'a Recipe, encoding: Encoding) -> Worker<'a> {
-        Worker { inventory, recipe, encoding, values: Vec::new(), row: Vec::new(), encoded: Vec::new() }
+    fn new(inventory: &'a Inventory<'a>, stored: &'a Stored) -> Worker<'a> {
+        Worker {
+            inventory,
+            stored,
+            recipe: &stored.recipe,
+            encoding: stored.planned.encoding,
+            values: Vec::new(),
+            row: Vec::new(),
+            encoded: Vec::new(),
+            decoded: Vec::new(),
+            bytes: Vec::new(),
+        }
     }
 
-    /// Fills `chunks` and returns the largest magnitude.
-    fn convert(&mut self, chunks: Vec<Chunk<'_>>) -> Result<f32, ConvertError> {
-        let mut largest = 0.0f32;
+    fn convert(&mut self, chunks: Vec<Chunk<'_>>) -> Result<Measured, ConvertError> {
+        let mut measured = Measured::default();
         for chunk in chunks {
             let first = chunk.row * self.recipe.width;
             self.values.resize(chunk.rows * self.recipe.width, 0.0);
@@ -128,44 +170,98 @@ impl<'a> Worker<'a> {
                 }
             }
             self.adjust(first)?;
-            largest = self.values.iter().fold(largest, |largest, value| largest.max(value.abs()));
             self.encoded.clear();
-            self.encoding
-                .encode(&self.values, &mut self.encoded)
-                .map_err(|cause| encode_error(self.inventory, self.recipe, shifted(cause, first)))?;
+            if self.stored.repacked {
+                self.repack(chunk.row, chunk.rows)
+            } else {
+                self.encoding.encode(&self.values, &mut self.encoded)
+            }
+            .map_err(|cause| encode_error(self.inventory, self.recipe, shifted(cause, first)))?;
+            measured = measured.join(self.measure(first)?);
             let mut at = 0;
             for out in chunk.out {
                 out.copy_from_slice(&self.encoded[at..at + out.len()]);
                 at += out.len();
             }
         }
-        Ok(largest)
+        Ok(measured)
     }
 
-    /// Fills `values` with output rows from `row` on, before any element-wise operation.
-    fn decode(&mut self, row: usize) -> Result<(), ConvertError> {
+    /// Fills `encoded` with the source's own codes and scales of `rows` output rows from `row` on.
+    fn repack(&mut self, row: usize, rows: usize) -> Result<(), QuantError> {
+        if let Some(index) = self.values.iter().position(|value| !value.is_finite()) {
+            return Err(QuantError::NonFinite { index, value: self.values[index] });
+        }
         let width = self.recipe.width;
-        let mut rest = &mut self.values[..];
-        let mut skip = row;
-        for part in &self.recipe.parts {
-            if skip >= part.rows {
-                skip -= part.rows;
-                continue;
-            }
-            while skip < part.rows && !rest.is_empty() {
-                let run = part.order.run(skip, (part.rows - skip).min(rest.len() / width));
-                let (head, tail) = std::mem::take(&mut rest).split_at_mut(run * width);
-                decode_rows(self.inventory.tensor(part.tensor), part, part.order.source(skip), width, head)
-                    .map_err(|cause| encode_error(self.inventory, self.recipe, cause))?;
-                rest = tail;
-                skip += run;
-            }
-            skip = 0;
-            if rest.is_empty() {
-                break;
+        let regions = self.encoding.regions((rows * width) as u64)?;
+        let regions = [regions.codes, regions.scales, regions.biases].map(|length| length as usize);
+        self.encoded.resize(regions.iter().sum(), 0);
+        let (codes, rest) = self.encoded.split_at_mut(regions[0]);
+        let (scales, biases) = rest.split_at_mut(regions[1]);
+        let per_row = regions.map(|length| length / rows.max(1));
+        let mut at = 0;
+        each_run(self.recipe, row, rows, |part, source_row, count| {
+            let of = |length: usize| at * length..(at + count) * length;
+            let out = RegionsMut {
+                codes: &mut codes[of(per_row[0])],
+                scales: &mut scales[of(per_row[1])],
+                biases: &mut biases[of(per_row[2])],
+            };
+            at += count;
+            let tensor = self.inventory.tensor(part.tensor);
+            tensor.repack_rows(part.first_row + source_row, count, width, out)
+        })?;
+        let Some(columns) = self.recipe.columns else { return Ok(()) };
+        for (region, per_row) in [codes, scales, biases].into_iter().zip(per_row) {
+            for row in region.chunks_exact_mut(per_row.max(1)) {
+                columns.apply_to_bytes(row, &mut self.bytes);
             }
         }
         Ok(())
+    }
+
+    /// Decodes what was encoded and compares; `first` is the flat index of the first value.
+    fn measure(&mut self, first: usize) -> Result<Measured, ConvertError> {
+        let count = self.values.len();
+        self.decoded.resize(count, 0.0);
+        self.encoding
+            .decode(&self.encoded, count, 0, &mut self.decoded)
+            .map_err(|cause| encode_error(self.inventory, self.recipe, cause))?;
+        let mut measured = Measured::default();
+        for (value, decoded) in self.values.iter().zip(&self.decoded) {
+            let error = (value - decoded).abs();
+            measured.largest = measured.largest.max(value.abs());
+            measured.max_error = measured.max_error.max(error);
+            measured.squares += f64::from(error) * f64::from(error);
+        }
+        if !self.stored.verdict.is_exact() {
+            return Ok(measured);
+        }
+        let differs = |(value, decoded): (&f32, &f32)| value != decoded;
+        match self.values.iter().zip(&self.decoded).position(differs) {
+            None => Ok(measured),
+            Some(index) => Err(ConvertError::NotExact {
+                path: self.inventory.path().to_owned(),
+                tensor: self.recipe.name.clone(),
+                index: first + index,
+                expected: self.values[index],
+                found: self.decoded[index],
+            }),
+        }
+    }
+
+    /// Fills `values` with output rows from `row` on, before any column order or element-wise operation.
+    fn decode(&mut self, row: usize) -> Result<(), ConvertError> {
+        let (recipe, inventory) = (self.recipe, self.inventory);
+        let width = recipe.width;
+        let rows = self.values.len() / width.max(1);
+        let mut rest = &mut self.values[..];
+        each_run(recipe, row, rows, |part, source_row, count| {
+            let (head, tail) = std::mem::take(&mut rest).split_at_mut(count * width);
+            rest = tail;
+            inventory.tensor(part.tensor).decode_rows(part.first_row + source_row, width, head)
+        })
+        .map_err(|cause| encode_error(inventory, recipe, cause))
     }
 
     /// Applies the element-wise operation; `first` is the flat index of the first value.
@@ -193,24 +289,32 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Decodes consecutive source rows of `part`, starting with `row` of its range.
-fn decode_rows(
-    tensor: &SourceTensor<'_>,
-    part: &Part,
+/// Calls `act` with part, source row in its range and number of rows, for `rows` output rows from `row` on in runs of
+/// consecutive source rows.
+fn each_run(
+    recipe: &Recipe,
     row: usize,
-    width: usize,
-    out: &mut [f32],
+    rows: usize,
+    mut act: impl FnMut(&Part, usize, usize) -> Result<(), QuantError>,
 ) -> Result<(), QuantError> {
-    let Some(ty) = tensor.ty else { return Err(QuantError::UnsupportedGgmlType(tensor.type_name)) };
-    let (block, bytes) = (ty.block_size(), ty.block_bytes());
-    let start = (part.first_row + row) * width / block * bytes;
-    let end = start + out.len() / block * bytes;
-    let range = tensor.bytes.get(start..end).ok_or(QuantError::Length {
-        what: "tensor (bytes)",
-        expected: end as u64,
-        found: tensor.bytes.len() as u64,
-    })?;
-    ggml::decode(ty, range, out)
+    let (mut skip, mut left) = (row, rows);
+    for part in &recipe.parts {
+        if skip >= part.rows {
+            skip -= part.rows;
+            continue;
+        }
+        while skip < part.rows && left > 0 {
+            let run = part.order.run(skip, (part.rows - skip).min(left));
+            act(part, part.order.source(skip), run)?;
+            skip += run;
+            left -= run;
+        }
+        skip = 0;
+        if left == 0 {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Makes chunk-relative element indices those of the whole tensor.

@@ -98,6 +98,61 @@ pub enum ConvertError {
         /// Its type.
         found: String,
     },
+    /// A quantised module whose arrays contradict each other, `config.json` or the model.
+    #[error("{}: tensor {}: {why}", path.display(), shown(tensor))]
+    Module {
+        /// The file.
+        path: PathBuf,
+        /// The module's codes.
+        tensor: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// The quantisation that `config.json` declares makes no sense.
+    #[error("{}: quantization {what}", path.display())]
+    Quantization {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// Signs of Hugging Face's and of MLX's conventions in one checkpoint.
+    #[error("{}: the conventions of this checkpoint conflict: {first}, but {second}", path.display())]
+    Convention {
+        /// The checkpoint.
+        path: PathBuf,
+        /// A fact.
+        first: String,
+        /// Another that contradicts it.
+        second: String,
+    },
+    /// Already quantised tensors would lose precision.
+    #[error(
+        "{}: this checkpoint is already quantised, and target {target} would lose precision in {}: {}",
+        path.display(), count(tensors.len()), list_losses(tensors)
+    )]
+    WouldLose {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The target.
+        target: String,
+        /// Canonical name, what it is and what it would become.
+        tensors: Vec<(String, String, String)>,
+    },
+    /// A tensor that should have come out exactly did not.
+    #[error("{}: tensor {}: element {index} is {found:e} after conversion, expected {expected:e}", path.display(), shown(tensor))]
+    NotExact {
+        /// The source.
+        path: PathBuf,
+        /// The output tensor.
+        tensor: String,
+        /// Flat index.
+        index: usize,
+        /// The source's value.
+        expected: f32,
+        /// The output's.
+        found: f32,
+    },
     /// Two tensors mean the same weight.
     #[error("{}: tensors {} and {} are the same weight twice", path.display(), shown(first), shown(second))]
     Ambiguous {
@@ -188,6 +243,18 @@ impl ConvertError {
             ConvertError::UnknownTensors { .. } => {
                 Some("the checkpoint has parts this architecture does not have here; they would be lost")
             }
+            ConvertError::Module { .. } | ConvertError::Quantization { .. } => {
+                Some("config.json and weights do not belong together, or the download is incomplete")
+            }
+            ConvertError::Convention { .. } => Some(
+                "--source-convention hf or mlx decides, if you know who wrote the file; a wrong choice ruins the model",
+            ),
+            ConvertError::WouldLose { .. } => Some(
+                "--target auto keeps every tensor exactly, --target f32 as plain floats; --allow-quant-from-quant accepts the loss",
+            ),
+            ConvertError::NotExact { .. } => {
+                Some("the type that was chosen does not hold this value; --target f32 does")
+            }
             ConvertError::Encode { cause: QuantError::ScaleRange { .. }, .. } => {
                 Some("choose --scales bf16, whose range is that of f32")
             }
@@ -218,6 +285,17 @@ pub(crate) fn shown(name: &str) -> String {
 
 fn count(tensors: usize) -> String {
     if tensors == 1 { "a tensor".to_owned() } else { format!("{tensors} tensors") }
+}
+
+/// The first losses, each as `name: from -> to`.
+fn list_losses(tensors: &[(String, String, String)]) -> String {
+    const SHOWN: usize = 3;
+    let one = |(name, from, to): &(String, String, String)| format!("{} ({from} -> {to})", shown(name));
+    let mut text = tensors.iter().take(SHOWN).map(one).collect::<Vec<_>>().join(", ");
+    if tensors.len() > SHOWN {
+        text.push_str(", ...");
+    }
+    text
 }
 
 fn is_are(tensors: usize) -> &'static str {

@@ -1,12 +1,14 @@
 //! Checkpoints to `.base` files.
 //!
-//! [`convert`] opens a Hugging Face directory ([`safetensors`]) or a GGUF file ([`gguf`]), finds the recipe
+//! [`convert`] opens a Hugging Face or MLX directory ([`safetensors`]) or a GGUF file ([`gguf`]), finds the recipe
 //! for every canonical tensor (`recipe`: names, row orders, norm offsets, one file per kind of source),
-//! quantises tensor by tensor and writes the output. Nothing is guessed and nothing dropped unsaid: a tensor
-//! that no recipe knows is an error.
+//! moves or quantises tensor by tensor and writes the output. Nothing is guessed and nothing dropped unsaid: a
+//! tensor that no recipe knows is an error, every written tensor is decoded again and compared, and the [`Report`]
+//! has a [`Verdict`] on each. [`plan`] makes the same report from headers alone.
 //!
 //! Only arithmetic on bytes from files lives here, none of a model's forward pass.
 
+mod convention;
 mod digest;
 mod driver;
 mod encode;
@@ -22,9 +24,10 @@ mod source;
 mod storage;
 mod tokenizer;
 
-pub use driver::{GENERATION_KEY, check_output, convert};
+pub use convention::Convention;
+pub use driver::{GENERATION_KEY, check_output, convert, plan, resolve_target};
 pub use error::ConvertError;
 pub use options::{Options, Target};
 pub use progress::{Progress, Silent};
-pub use report::{Count, Fallback, Report};
+pub use report::{Count, Dropped, Fallback, Report, TensorReport, Verdict};
 pub use same_file::same_file;

@@ -4,67 +4,88 @@ use std::fmt;
 use std::str::FromStr;
 
 use basert_format::QuantScheme;
-use basert_quant::{Dtype, Encoding, FloatDtype, ScaleDtype};
+use basert_quant::{Dtype, Encoding, ScaleDtype};
 
-use crate::ConvertError;
+use crate::{Convention, ConvertError};
 
 /// Group sizes an affine tensor may have, largest first.
 pub(crate) const GROUPS: [usize; 3] = [128, 64, 32];
 
-/// The dtype that large matrices are stored in.
+/// How large matrices are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target(Dtype);
+pub struct Target(Choice);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Choice {
+    Auto,
+    Dtype(Dtype),
+}
 
 impl Target {
+    /// Every tensor of a quantised source exactly, as small as that goes; 4-bit affine for a float source.
+    pub const AUTO: Target = Target(Choice::Auto);
     /// 4-bit affine.
-    pub const BASE_Q4: Target = Target(Dtype::BaseQ4);
-    /// Exact values of any float source, widened.
-    pub const F32: Target = Target(Dtype::F32);
+    pub const BASE_Q4: Target = Target(Choice::Dtype(Dtype::BaseQ4));
+    /// Exact values of any source, widened.
+    pub const F32: Target = Target(Choice::Dtype(Dtype::F32));
 
     /// Every target, in the order help texts list them.
-    pub const ALL: [Target; 9] = [
-        Target(Dtype::BaseQ2),
-        Target(Dtype::BaseQ3),
-        Target(Dtype::BaseQ4),
-        Target(Dtype::BaseQ5),
-        Target(Dtype::BaseQ6),
-        Target(Dtype::BaseQ8),
-        Target(Dtype::Bf16),
-        Target(Dtype::F16),
-        Target(Dtype::F32),
+    pub const ALL: [Target; 10] = [
+        Target::AUTO,
+        Target(Choice::Dtype(Dtype::BaseQ2)),
+        Target(Choice::Dtype(Dtype::BaseQ3)),
+        Target::BASE_Q4,
+        Target(Choice::Dtype(Dtype::BaseQ5)),
+        Target(Choice::Dtype(Dtype::BaseQ6)),
+        Target(Choice::Dtype(Dtype::BaseQ8)),
+        Target(Choice::Dtype(Dtype::Bf16)),
+        Target(Choice::Dtype(Dtype::F16)),
+        Target::F32,
     ];
 
-    /// The dtype of the tensors.
-    pub fn dtype(self) -> Dtype {
-        self.0
+    /// The dtype of the tensors; `None` for [`Target::AUTO`].
+    pub fn dtype(self) -> Option<Dtype> {
+        match self.0 {
+            Choice::Auto => None,
+            Choice::Dtype(dtype) => Some(dtype),
+        }
     }
 
     /// The spelling on the command line, e.g. `base-q4`.
     pub fn name(self) -> &'static str {
-        match self.0 {
-            Dtype::BaseQ2 => "base-q2",
-            Dtype::BaseQ3 => "base-q3",
-            Dtype::BaseQ4 => "base-q4",
-            Dtype::BaseQ5 => "base-q5",
-            Dtype::BaseQ6 => "base-q6",
-            Dtype::BaseQ8 => "base-q8",
-            other => other.name(),
+        match self.dtype() {
+            None => "auto",
+            Some(Dtype::BaseQ2) => "base-q2",
+            Some(Dtype::BaseQ3) => "base-q3",
+            Some(Dtype::BaseQ4) => "base-q4",
+            Some(Dtype::BaseQ5) => "base-q5",
+            Some(Dtype::BaseQ6) => "base-q6",
+            Some(Dtype::BaseQ8) => "base-q8",
+            Some(other) => other.name(),
         }
     }
 
-    /// The header's `quant_scheme`. The format has no f32 scheme; `bf16` stands in, and the metadata key
-    /// `basert.target` tells.
-    pub(crate) fn scheme(self) -> QuantScheme {
-        match self.0 {
-            Dtype::BaseQ2 => QuantScheme::BaseQ2,
-            Dtype::BaseQ3 => QuantScheme::BaseQ3,
-            Dtype::BaseQ4 => QuantScheme::BaseQ4,
-            Dtype::BaseQ5 => QuantScheme::BaseQ5,
-            Dtype::BaseQ6 => QuantScheme::BaseQ6,
-            Dtype::BaseQ8 => QuantScheme::BaseQ8,
-            Dtype::F16 => QuantScheme::F16,
-            _ => QuantScheme::Bf16,
-        }
+    /// What automatic means for a source; other targets stay.
+    pub(crate) fn resolved(self, quantised: bool) -> Target {
+        if self == Target::AUTO && !quantised { Target::BASE_Q4 } else { self }
+    }
+}
+
+/// The header's `quant_scheme` for tensors of `encoding`. The format has no f32 scheme; `bf16` stands in, and the
+/// metadata key `basert.target` tells.
+pub(crate) fn scheme(encoding: Encoding) -> QuantScheme {
+    match (encoding, encoding.dtype()) {
+        (Encoding::Super(_), _) => QuantScheme::PassthroughGguf,
+        (_, Some(Dtype::BaseQ2)) => QuantScheme::BaseQ2,
+        (_, Some(Dtype::BaseQ3)) => QuantScheme::BaseQ3,
+        (_, Some(Dtype::BaseQ4)) => QuantScheme::BaseQ4,
+        (_, Some(Dtype::BaseQ5)) => QuantScheme::BaseQ5,
+        (_, Some(Dtype::BaseQ6)) => QuantScheme::BaseQ6,
+        (_, Some(Dtype::BaseQ8)) => QuantScheme::BaseQ8,
+        (_, Some(Dtype::MxFp4)) => QuantScheme::MxFp4,
+        (_, Some(Dtype::NvFp4)) => QuantScheme::NvFp4,
+        (_, Some(Dtype::F16)) => QuantScheme::F16,
+        _ => QuantScheme::Bf16,
     }
 }
 
@@ -90,7 +111,7 @@ impl fmt::Display for Target {
 /// Options of [`crate::convert`].
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Dtype of the large matrices.
+    /// How large matrices are stored.
     pub target: Target,
     /// Elements per scale: 32, 64 or 128; `None` = the target's default.
     pub group: Option<usize>,
@@ -99,6 +120,11 @@ pub struct Options {
     /// f16 keeps 11 significant bits against bf16's 8, which matters most at 5 bits and more. Its range holds
     /// every sane weight; values of 65 520 and more are an error that names this option.
     pub scale: ScaleDtype,
+    /// Quantise tensors that are quantised already, losing precision, where the target asks for it. Without, such a
+    /// source is converted only if every tensor comes out exactly.
+    pub allow_quant_from_quant: bool,
+    /// Whose conventions a directory follows; `None` = found out, and refused if signs conflict.
+    pub convention: Option<Convention>,
     /// Encoding threads; `None` = what the system reports as available.
     pub threads: Option<usize>,
     /// Convert a checkpoint that has no tokenizer instead of refusing it.
@@ -110,9 +136,11 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Options {
-            target: Target::BASE_Q4,
+            target: Target::AUTO,
             group: None,
             scale: ScaleDtype::F16,
+            allow_quant_from_quant: false,
+            convention: None,
             threads: None,
             allow_missing_tokenizer: false,
             created: None,
@@ -132,7 +160,7 @@ impl Options {
                     "group size {group} does not exist; sizes are 32, 64, 128"
                 )));
             }
-            if !self.target.dtype().is_affine() {
+            if self.target != Target::AUTO && !self.target.dtype().is_some_and(Dtype::is_affine) {
                 return Err(ConvertError::Option(format!("target {} has no groups", self.target)));
             }
         }
@@ -142,19 +170,26 @@ impl Options {
         Ok(())
     }
 
-    /// The target's encoding with groups of `group`.
-    pub(crate) fn affine(&self, group: usize) -> Encoding {
-        Encoding::Affine { bits: self.target.dtype().bits(), group, scale: self.scale, symmetric: false }
+    /// The same with a target that is not automatic unless the source is quantised.
+    pub(crate) fn resolved(&self, quantised: bool) -> Result<Options, ConvertError> {
+        let resolved = Options { target: self.target.resolved(quantised), ..self.clone() };
+        if resolved.target == Target::AUTO && self.group.is_some() {
+            return Err(ConvertError::Option(
+                "target auto takes its groups from the source; name another target to choose a group"
+                    .to_owned(),
+            ));
+        }
+        Ok(resolved)
     }
 
-    /// The float type of a float target.
-    pub(crate) fn float_target(&self) -> Option<FloatDtype> {
-        self.target.dtype().float()
+    /// The encoding of an affine `dtype` with groups of `group`.
+    pub(crate) fn affine(&self, dtype: Dtype, group: usize) -> Encoding {
+        Encoding::Affine { bits: dtype.bits(), group, scale: self.scale, symmetric: false }
     }
 
     /// Elements per scale that are asked for.
-    pub(crate) fn wanted_group(&self) -> usize {
-        self.group.or(self.target.dtype().default_group()).unwrap_or(1)
+    pub(crate) fn wanted_group(&self, dtype: Dtype) -> usize {
+        self.group.or(dtype.default_group()).unwrap_or(1)
     }
 
     /// Number of encoding threads.

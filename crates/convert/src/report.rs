@@ -40,12 +40,87 @@ pub struct Fallback {
     pub bytes: u64,
 }
 
+/// What became of a tensor's values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// The source's bytes.
+    ByteCopy,
+    /// The source's codes and scales, or floats, in another arrangement.
+    ExactRelayout,
+    /// Floats that hold the source's values (after an offset of its convention) exactly.
+    KeptInFloat,
+    /// Floats, rounded to a narrower type.
+    Rounded,
+    /// Floats, quantised.
+    Quantized,
+    /// Quantised again, or rounded, from the exact values of a quantised source.
+    Requantized,
+}
+
+impl Verdict {
+    /// In the order of loss.
+    const ALL: [Verdict; 6] = [
+        Verdict::ByteCopy,
+        Verdict::ExactRelayout,
+        Verdict::KeptInFloat,
+        Verdict::Rounded,
+        Verdict::Quantized,
+        Verdict::Requantized,
+    ];
+
+    /// Whether the output decodes to the source's values.
+    pub fn is_exact(self) -> bool {
+        matches!(self, Verdict::ByteCopy | Verdict::ExactRelayout | Verdict::KeptInFloat)
+    }
+
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::ByteCopy => "byte copy",
+            Verdict::ExactRelayout => "exact re-layout",
+            Verdict::KeptInFloat => "kept in float",
+            Verdict::Rounded => "rounded",
+            Verdict::Quantized => "quantized",
+            Verdict::Requantized => "re-quantized",
+        }
+    }
+}
+
+/// What became of one tensor.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TensorReport {
+    /// Canonical name.
+    pub name: String,
+    /// What the source's elements are, e.g. `Q4_0` or `mlx 4-bit group 64 bf16`.
+    pub source: String,
+    /// What was stored, e.g. `base_q4 group 32`.
+    pub stored: String,
+    /// What became of the values. Exactness was proved by decoding both sides.
+    pub verdict: Verdict,
+    /// Largest difference of a value; `None` in a plan.
+    pub max_error: Option<f32>,
+    /// Root of the mean squared difference; `None` in a plan.
+    pub rms_error: Option<f64>,
+    /// Bytes of the payload.
+    pub bytes: u64,
+}
+
+/// A source tensor that is not in the output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Dropped {
+    /// Name in the source.
+    pub name: String,
+    /// Why nothing is lost by it.
+    pub why: &'static str,
+}
+
 /// What a conversion did.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// Architecture of the output.
     pub arch: String,
-    /// Kind of source: `gguf` or `hf_safetensors`.
+    /// Kind of source: `gguf`, `hf_safetensors` or `mlx_safetensors`.
     pub source: String,
     /// Bytes of the source's tensors.
     pub source_bytes: u64,
@@ -61,8 +136,14 @@ pub struct Report {
     pub draft: Count,
     /// Vision tensors, kept in `mmproj`; part of `written`.
     pub vision: Count,
-    /// Source tensors that carry nothing and were left out.
-    pub ignored: Vec<String>,
+    /// What became of every tensor, in output order.
+    pub tensors: Vec<TensorReport>,
+    /// Source tensors that were left out.
+    pub dropped: Vec<Dropped>,
+    /// Whose conventions the weights follow (`hf`, `mlx`), where that makes a difference.
+    pub convention: Option<&'static str>,
+    /// Most memory that the conversion needs for its own buffers, in bytes; the source is mapped, not loaded.
+    pub peak_memory_bytes: u64,
     /// Anything else worth knowing.
     pub notes: Vec<String>,
     /// Wall time in seconds.
@@ -75,6 +156,68 @@ impl Report {
         let mut count = Count::default();
         self.fallbacks.iter().filter(|fallback| fallback.unquantised).for_each(|f| count.add(f.bytes));
         count
+    }
+
+    /// Tensors with this verdict.
+    pub fn with(&self, verdict: Verdict) -> Count {
+        let mut count = Count::default();
+        self.tensors.iter().filter(|tensor| tensor.verdict == verdict).for_each(|t| count.add(t.bytes));
+        count
+    }
+
+    /// The verdict on every tensor, one line for those of a kind, in order of first appearance.
+    pub fn table(&self) -> String {
+        let mut kinds: Vec<(String, &TensorReport, Count)> = Vec::new();
+        for tensor in &self.tensors {
+            let name = without_layer(&tensor.name);
+            let same = |(kind, first, _): &&mut (String, &TensorReport, Count)| {
+                (kind.as_str(), &first.source, &first.stored, first.verdict)
+                    == (name.as_str(), &tensor.source, &tensor.stored, tensor.verdict)
+            };
+            match kinds.iter_mut().find(same) {
+                Some((_, _, count)) => count.add(tensor.bytes),
+                None => {
+                    let mut count = Count::default();
+                    count.add(tensor.bytes);
+                    kinds.push((name, tensor, count));
+                }
+            }
+        }
+        let mut text = String::new();
+        for (name, TensorReport { source, stored, verdict, .. }, count) in kinds {
+            let line = format!(
+                "{:>4}  {:>10}  {:<16} {source} -> {stored}  {name}\n",
+                count.tensors,
+                bytes(count.bytes),
+                verdict.name()
+            );
+            text.push_str(&line);
+        }
+        for Dropped { name, why } in &self.dropped {
+            text.push_str(&format!("   1  {:>10}  {:<16} {name}: {why}\n", "-", "dropped"));
+        }
+        text
+    }
+
+    /// One line per verdict, with the largest errors.
+    fn write_verdicts(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for verdict in Verdict::ALL {
+            let count = self.with(verdict);
+            if count.tensors == 0 {
+                continue;
+            }
+            let of = self.tensors.iter().filter(|tensor| tensor.verdict == verdict);
+            write!(f, "{:>16}  {:>5} tensors  {}", verdict.name(), count.tensors, bytes(count.bytes))?;
+            let worst = of.filter(|_| !verdict.is_exact()).max_by(|a, b| {
+                let error = |tensor: &TensorReport| tensor.rms_error.unwrap_or(0.0);
+                error(a).total_cmp(&error(b))
+            });
+            if let Some(TensorReport { name, max_error: Some(max), rms_error: Some(rms), .. }) = worst {
+                write!(f, "  largest rms error {rms:.2e} (max {max:.2e}) in {name}")?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
     }
 }
 
@@ -126,8 +269,8 @@ impl fmt::Display for Report {
         for note in &self.notes {
             writeln!(f, "note: {note}")?;
         }
-        for name in &self.ignored {
-            writeln!(f, "ignored: {}", shown(name))?;
+        for Dropped { name, why } in &self.dropped {
+            writeln!(f, "dropped: {}: {why}", shown(name))?;
         }
         if self.draft.tensors > 0 {
             writeln!(
@@ -145,6 +288,7 @@ impl fmt::Display for Report {
                 bytes(self.vision.bytes)
             )?;
         }
+        self.write_verdicts(f)?;
         for (dtype, count) in &self.dtypes {
             writeln!(f, "{dtype:>8}  {:>5} tensors  {}", count.tensors, bytes(count.bytes))?;
         }
@@ -163,7 +307,7 @@ impl fmt::Display for Report {
 }
 
 /// A name with its layer number as `*`.
-fn without_layer(name: &str) -> String {
+pub(crate) fn without_layer(name: &str) -> String {
     let part = |part: &str| if part.parse::<usize>().is_ok() { "*".to_owned() } else { part.to_owned() };
     name.split('.').map(part).collect::<Vec<_>>().join(".")
 }

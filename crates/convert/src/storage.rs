@@ -1,12 +1,12 @@
-//! How every output tensor is stored: encoding, place, flags, and what could not be stored as asked.
+//! How every output tensor is stored: encoding, place, flags, and what that costs in precision.
 
 use basert_format::{ComputeRegion, PlannedTensor, Residency, TensorFlags};
 use basert_model::{Role, Storage};
-use basert_quant::{Encoding, FloatDtype, GgmlType, ScaleDtype};
+use basert_quant::{Dtype, Encoding, FloatDtype, ScaleDtype};
 
 use crate::options::GROUPS;
-use crate::recipe::{Inventory, Recipe};
-use crate::report::Fallback;
+use crate::recipe::{Inventory, Op, Recipe, SourceTensor};
+use crate::report::{Fallback, Verdict, without_layer};
 use crate::{ConvertError, Options};
 
 /// A recipe and what becomes of it.
@@ -17,9 +17,31 @@ pub(crate) struct Stored {
     pub planned: PlannedTensor,
     /// Bytes of its payload.
     pub bytes: u64,
+    /// Codes and scales of the source are kept, in the output's arrangement.
+    pub repacked: bool,
+    /// What becomes of the values.
+    pub verdict: Verdict,
+    /// What the source's elements are.
+    pub source: String,
 }
 
-/// Chooses how `recipe` is stored; the second value says if that is not what the options ask for.
+/// An encoding, and how the source's elements get there.
+struct Choice {
+    encoding: Encoding,
+    /// Codes and scales are kept.
+    repacked: bool,
+    /// Not what the options ask for, because of the row length.
+    fell_back: bool,
+}
+
+impl Choice {
+    fn float(dtype: FloatDtype) -> Choice {
+        Choice { encoding: Encoding::Float(dtype), repacked: false, fell_back: false }
+    }
+}
+
+/// Chooses how `recipe` is stored; the second value says if that is not what the options ask for. `look` allows
+/// reading scales on which the choice depends.
 ///
 /// # Errors
 /// Sizes that cannot be addressed.
@@ -27,22 +49,25 @@ pub(crate) fn store(
     inventory: &Inventory<'_>,
     recipe: Recipe,
     options: &Options,
+    look: bool,
 ) -> Result<(Stored, Option<Fallback>), ConvertError> {
     let storage = recipe.role.map_or(Storage::SourceFloat, Role::storage);
-    let (encoding, fell_back) = match storage {
-        Storage::F32 => (Encoding::Float(FloatDtype::F32), false),
-        Storage::SourceFloat => (Encoding::Float(source_float(inventory, &recipe)), false),
-        Storage::Target => target(&recipe, options),
+    let choice = match storage {
+        Storage::F32 => Choice::float(FloatDtype::F32),
+        Storage::SourceFloat => Choice::float(source_float(inventory, &recipe)),
+        Storage::Target => target(inventory, &recipe, options, look),
     };
+    let encoding = choice.encoding;
     let bytes = encoding.payload_len(recipe.elements() as u64).map_err(|cause| ConvertError::Encode {
         path: inventory.path().to_owned(),
         tensor: recipe.name.clone(),
         cause,
     })?;
-    let fallback = fell_back.then(|| Fallback {
+    let wanted = options.target.dtype().map(|dtype| options.affine(dtype, options.wanted_group(dtype)));
+    let fallback = choice.fell_back.then(|| Fallback {
         tensor: recipe.name.clone(),
         row: recipe.width,
-        wanted: describe(options.affine(options.wanted_group())),
+        wanted: wanted.map_or_else(String::new, describe),
         used: describe(encoding),
         unquantised: matches!(encoding, Encoding::Float(_)),
         bytes,
@@ -61,20 +86,109 @@ pub(crate) fn store(
         },
         mmproj: recipe.role.is_none(),
     };
-    Ok((Stored { recipe, planned, bytes }, fallback))
+    let verdict = verdict(inventory, &recipe, &choice);
+    let source = sources(inventory, &recipe).next().map_or_else(String::new, SourceTensor::describe);
+    Ok((Stored { recipe, planned, bytes, repacked: choice.repacked, verdict, source }, fallback))
+}
+
+fn sources<'i, 'a>(
+    inventory: &'i Inventory<'a>,
+    recipe: &Recipe,
+) -> impl Iterator<Item = &'i SourceTensor<'a>> {
+    recipe.parts.iter().map(|part| inventory.tensor(part.tensor))
+}
+
+/// What the target means for a tensor.
+fn target(inventory: &Inventory<'_>, recipe: &Recipe, options: &Options, look: bool) -> Choice {
+    let exact =
+        exact(inventory, recipe, look).map(|encoding| Choice { encoding, repacked: true, fell_back: false });
+    let Some(dtype) = options.target.dtype() else {
+        return exact.unwrap_or_else(|| Choice::float(exact_float(inventory, recipe)));
+    };
+    if let Some(float) = dtype.float() {
+        return Choice::float(float);
+    }
+    if let Some(exact) = exact
+        && let Encoding::Affine { bits, group, .. } = exact.encoding
+        && bits == dtype.bits()
+        && options.group.is_none_or(|wanted| wanted == group)
+    {
+        return exact;
+    }
+    affine(recipe, options, dtype)
 }
 
 /// The target's encoding for this row length: the group asked for, else the largest smaller one that divides
-/// the row, else bf16. The flag tells whether it is not the first.
-fn target(recipe: &Recipe, options: &Options) -> (Encoding, bool) {
-    if let Some(float) = options.float_target() {
-        return (Encoding::Float(float), false);
-    }
-    let wanted = options.wanted_group();
+/// the row, else bf16.
+fn affine(recipe: &Recipe, options: &Options, dtype: Dtype) -> Choice {
+    let wanted = options.wanted_group(dtype);
     let fits = |&group: &usize| group <= wanted && recipe.width.is_multiple_of(group);
     match GROUPS.into_iter().find(fits) {
-        Some(group) => (options.affine(group), group != wanted),
-        None => (Encoding::Float(FloatDtype::Bf16), true),
+        Some(group) => {
+            Choice { encoding: options.affine(dtype, group), repacked: false, fell_back: group != wanted }
+        }
+        None => Choice { fell_back: true, ..Choice::float(FloatDtype::Bf16) },
+    }
+}
+
+/// The quantised encoding that holds the codes and scales of all parts, if there is one: all parts must agree, and
+/// columns may move in whole groups only.
+fn exact(inventory: &Inventory<'_>, recipe: &Recipe, look: bool) -> Option<Encoding> {
+    let mut encodings = sources(inventory, recipe).map(|source| source.exact_encoding(look));
+    let encoding = encodings.next()??;
+    let group = encoding.group();
+    let whole_groups = recipe.columns.is_none_or(|columns| columns.unit.is_multiple_of(group));
+    let fits = recipe.op == Op::Keep && recipe.width.is_multiple_of(group) && whole_groups;
+    (fits && encodings.all(|other| other == Some(encoding))).then_some(encoding)
+}
+
+/// Says so if columns move in units that cut through the source's blocks, whose codes cannot follow.
+pub(crate) fn cut_blocks(inventory: &Inventory<'_>, recipe: &Recipe) -> Option<String> {
+    let unit = recipe.columns?.unit;
+    let source = sources(inventory, recipe).find(|source| !unit.is_multiple_of(source.block()))?;
+    let (name, ty, block) = (without_layer(&recipe.name), source.describe(), source.block());
+    Some(format!(
+        "{name}: value heads of {unit} columns cut through {ty} blocks of {block}, so its values went through floats"
+    ))
+}
+
+/// The smallest float type that holds the values of all parts.
+fn exact_float(inventory: &Inventory<'_>, recipe: &Recipe) -> FloatDtype {
+    common(sources(inventory, recipe).map(SourceTensor::exact_float))
+}
+
+/// The float type that all sources share, f32 if they are quantised or differ.
+fn source_float(inventory: &Inventory<'_>, recipe: &Recipe) -> FloatDtype {
+    common(sources(inventory, recipe).map(|source| source.float().unwrap_or(FloatDtype::F32)))
+}
+
+/// The one type, or f32.
+fn common(mut floats: impl Iterator<Item = FloatDtype>) -> FloatDtype {
+    let first = floats.next().unwrap_or(FloatDtype::F32);
+    if floats.all(|float| float == first) { first } else { FloatDtype::F32 }
+}
+
+/// What becomes of the values, as far as types decide it.
+fn verdict(inventory: &Inventory<'_>, recipe: &Recipe, choice: &Choice) -> Verdict {
+    let copied = |source: &SourceTensor<'_>| match choice.encoding {
+        Encoding::Float(float) => source.float() == Some(float) && recipe.op == Op::Keep,
+        encoding => choice.repacked && source.is_copied_into(encoding),
+    };
+    if sources(inventory, recipe).all(copied) {
+        return if recipe.is_reordered() { Verdict::ExactRelayout } else { Verdict::ByteCopy };
+    }
+    if choice.repacked {
+        return Verdict::ExactRelayout;
+    }
+    let quantised = sources(inventory, recipe).any(SourceTensor::is_quantised);
+    match choice.encoding {
+        Encoding::Float(FloatDtype::F32) => Verdict::KeptInFloat,
+        Encoding::Float(float) if exact_float(inventory, recipe) == float && recipe.op == Op::Keep => {
+            Verdict::KeptInFloat
+        }
+        _ if quantised => Verdict::Requantized,
+        Encoding::Float(_) => Verdict::Rounded,
+        _ => Verdict::Quantized,
     }
 }
 
@@ -87,14 +201,6 @@ pub(crate) fn scales_underflow(encoding: Encoding, largest: f32) -> bool {
     let Encoding::Affine { bits, scale: ScaleDtype::F16, .. } = encoding else { return false };
     let steps = ((1u32 << bits) - 1) as f32;
     largest > 0.0 && 2.0 * largest / steps < 1.0 / 65536.0
-}
-
-/// The float type that all sources share, f32 if they are quantised or differ.
-fn source_float(inventory: &Inventory<'_>, recipe: &Recipe) -> FloatDtype {
-    let float = |tensor: usize| inventory.tensor(tensor).ty.and_then(GgmlType::float);
-    let mut floats = recipe.parts.iter().map(|part| float(part.tensor).unwrap_or(FloatDtype::F32));
-    let first = floats.next().unwrap_or(FloatDtype::F32);
-    if floats.all(|float| float == first) { first } else { FloatDtype::F32 }
 }
 
 /// Region and residency as the original converter assigns them.
@@ -112,10 +218,11 @@ fn place(recipe: &Recipe) -> (ComputeRegion, Residency) {
 }
 
 /// E.g. `base_q4 group 64`.
-fn describe(encoding: Encoding) -> String {
+pub(crate) fn describe(encoding: Encoding) -> String {
     let dtype = encoding.dtype().map_or("", |dtype| dtype.name());
     match encoding {
         Encoding::Affine { group, .. } => format!("{dtype} group {group}"),
+        Encoding::Super(block) => format!("{block} blocks"),
         _ => dtype.to_owned(),
     }
 }

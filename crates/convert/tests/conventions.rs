@@ -142,9 +142,9 @@ fn every_spelling_of_the_experts_gives_the_same_payloads() {
         }
     };
     let stacked = |tensors: &mut Tensors, p: &str, gate: &[f32], up: &[f32], down: &[f32]| {
-        insert(tensors, format!("{p}switch_mlp.gate_proj.weight"), &[4, 32, 64], gate);
-        insert(tensors, format!("{p}switch_mlp.up_proj.weight"), &[4, 32, 64], up);
-        insert(tensors, format!("{p}switch_mlp.down_proj.weight"), &[4, 64, 32], down);
+        insert(tensors, format!("{p}experts.gate_proj"), &[4, 32, 64], gate);
+        insert(tensors, format!("{p}experts.up_proj"), &[4, 32, 64], up);
+        insert(tensors, format!("{p}experts.down_proj"), &[4, 64, 32], down);
     };
     let fused = |tensors: &mut Tensors, p: &str, gate: &[f32], up: &[f32], down: &[f32]| {
         let mut both = Vec::new();
@@ -170,6 +170,9 @@ fn every_spelling_of_the_experts_gives_the_same_payloads() {
         let first = first.get_or_insert(payloads.clone());
         assert!(*first == payloads, "{name} differs");
     }
+    let source = common::mlx::export(&toy).write(dir.path(), "mlx");
+    let (file, _) = converted(&source, dir.path(), "mlx", &options("base-q4"));
+    assert!(first.as_ref() == Some(&self::payloads(&file)), "switch_mlp differs");
     // Down has rows of 32, so the group of 64 that was asked for cannot be.
     assert_eq!(first.unwrap()["layers.0.ffn_down_exps.weight"].0, "base_q4");
 }

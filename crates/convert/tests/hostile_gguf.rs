@@ -196,21 +196,10 @@ fn not_a_gguf_this_reader_knows() {
             version(3 << 24),
             "is a big-endian GGUF file; only little-endian ones are supported",
         ),
-        (
-            "split",
-            Gguf::with_key("split.count", 2, 3u16.to_le_bytes()),
-            "is one of 3 parts; split GGUF files are not supported yet; merge them with llama-gguf-split --merge",
-        ),
-        (
-            "split of text",
-            Gguf::with_key("split.count", STRING, text(b"3")),
-            "metadata key `split.count` is not an integer",
-        ),
     ];
     for (attack, file, expected) in table {
         assert_eq!(file.refusal(), expected, "{attack}");
     }
-    parse(&Gguf::with_key("split.count", 2, 1u16.to_le_bytes()).bytes()).unwrap();
 }
 
 #[test]

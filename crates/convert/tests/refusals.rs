@@ -63,7 +63,8 @@ fn rotary_frequencies_are_ignored_and_said_so() {
     let name = "model.layers.0.self_attn.rotary_emb.inv_freq";
     toy.tensors.insert(name.to_owned(), noise("f", &[8]));
     let (_, report) = converted(&toy.write(dir.path(), "src"), dir.path(), "out", &options("base-q4"));
-    assert_eq!(report.ignored, [name]);
+    let [dropped] = &report.dropped[..] else { panic!("{:?}", report.dropped) };
+    assert_eq!((dropped.name.as_str(), dropped.why), (name, "it follows from the configuration"));
 }
 
 #[test]
@@ -84,10 +85,6 @@ fn other_conventions_are_refused_by_name() {
     };
     let cases = [
         (
-            set("quantization", json!({"bits": 4, "group_size": 64})),
-            "quantised MLX checkpoints are not supported",
-        ),
-        (
             set("quantization_config", json!({"quant_method": "gptq"})),
             "quantised with `gptq` are not supported",
         ),
@@ -106,28 +103,12 @@ fn other_conventions_are_refused_by_name() {
         assert!(error.contains(expected), "{error}");
     }
 
-    let mut toy = Toy::hybrid(4, false);
-    let name = "model.layers.0.linear_attn.conv1d.weight";
-    toy.tensors.get_mut(name).unwrap().shape = vec![128, 4, 1];
-    let error = refuse(&toy);
-    assert!(error.contains(name) && error.contains("MLX"), "{error}");
-
-    for (suffix, expected) in
-        [(".scales", "quantised MLX"), (".qweight", "GPTQ"), (".weight_scale_inv", "FP8")]
-    {
+    for (suffix, expected) in [(".qweight", "GPTQ"), (".weight_scale_inv", "FP8")] {
         let mut toy = Toy::llama();
         toy.tensors.insert(format!("model.layers.0.mlp.up_proj{suffix}"), noise("s", &[4, 4]));
         let error = refuse(&toy);
         assert!(error.contains(expected), "{error}");
     }
-
-    let dir = tempfile::tempdir().unwrap();
-    let toy = Toy::llama();
-    let source = toy.write(dir.path(), "src");
-    safetensors::write(&source.join("model.safetensors"), &toy.tensors, "mlx");
-    let error = refused(&source, &options("base-q4"));
-    assert!(error.to_string().contains("MLX checkpoints (`format: mlx`) are not supported"), "{error}");
-    assert!(error.hint().is_some());
 }
 
 #[test]
@@ -260,6 +241,6 @@ fn options_that_mean_nothing_are_refused() {
         assert!(error.contains(expected), "{error}");
     }
     let error = "base-q7".parse::<Target>().unwrap_err().to_string();
-    assert!(error.contains("`base-q7`") && error.contains("base-q2, base-q3"), "{error}");
+    assert!(error.contains("`base-q7`") && error.contains("auto, base-q2, base-q3"), "{error}");
     assert_eq!("base_q4".parse::<Target>().unwrap(), Target::BASE_Q4);
 }

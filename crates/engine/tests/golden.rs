@@ -123,6 +123,33 @@ fn gguf_files_agree_with_their_dequantised_weights() {
     }
 }
 
+/// The goldens of quantised files are their dequantised weights' logits in f32, so both the widened file and the
+/// exactly packed one, run without quantised activations, must agree with them.
+#[test]
+fn mlx_files_agree_with_their_dequantised_weights() {
+    let names = ["dense-2l-3bit", "dense-2l-5bit", "dense-2l-6bit", "dense-2l-8bit", "dense-2l-mixed"];
+    for name in names.into_iter().chain(["dense-2l-bf16", "dense-tiny-4bit", "moe-2l-4bit"]) {
+        let Some(model) = shared_fixture(&format!("mlx/qwen35-{name}")) else { return };
+        check_logits(&mut load(&converted(&model, "f32").path, KV_F32), &model, 1e-3);
+        let target = if name.ends_with("bf16") { "bf16" } else { "auto" };
+        let packed = converted(&model, target);
+        let options = Options { kv: KV_F32, dequantize: true, ..Options::default() };
+        check_logits(&mut load_with(&packed.path, options), &model, 1e-3);
+    }
+}
+
+#[test]
+fn exactly_packed_gguf_files_agree_with_their_dequantised_weights() {
+    for name in
+        ["qwen3-dense-tiny-Q4_0", "qwen3-dense-tiny-Q4_1", "qwen35-dense-2l-Q8_0", "qwen35-moe-2l-Q4_K_M"]
+    {
+        if let Some(model) = shared_fixture(&format!("gguf/{name}.gguf")) {
+            let options = Options { kv: KV_F32, dequantize: true, ..Options::default() };
+            check_logits(&mut load_with(&converted(&model, "auto").path, options), &model, 1e-3);
+        }
+    }
+}
+
 #[test]
 fn gguf_with_a_trailing_next_token_block_equals_its_hugging_face_source() {
     let file = converted(&fixture("toy-hybrid.gguf"), "f32");

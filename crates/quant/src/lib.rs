@@ -11,6 +11,7 @@ mod error;
 pub mod float;
 mod fp4;
 pub mod ggml;
+mod mlx;
 mod pack;
 mod scale;
 
@@ -18,5 +19,6 @@ pub use dtype::{Dtype, FloatDtype, Fp4};
 pub use encoding::{Encoding, Regions};
 pub use error::QuantError;
 pub use ggml::GgmlType;
+pub use mlx::{Mlx, MlxArrays};
 pub use pack::{pack_codes, packed_len, unpack_codes};
 pub use scale::ScaleDtype;

@@ -6,7 +6,7 @@ use half::f16;
 use proptest::prelude::*;
 use serde_json::Value;
 
-const BLOCKED: [GgmlType; 8] = [
+const BLOCKED: [GgmlType; 13] = [
     GgmlType::Q4_0,
     GgmlType::Q4_1,
     GgmlType::Q5_0,
@@ -15,6 +15,11 @@ const BLOCKED: [GgmlType; 8] = [
     GgmlType::Q4K,
     GgmlType::Q5K,
     GgmlType::Q6K,
+    GgmlType::Q2K,
+    GgmlType::Q3K,
+    GgmlType::Iq4Nl,
+    GgmlType::Iq4Xs,
+    GgmlType::MxFp4,
 ];
 
 fn hex(text: &str) -> Vec<u8> {
@@ -82,7 +87,7 @@ fn types_without_a_decoder_are_refused_by_name() {
             }
         }
     }
-    assert_eq!(GgmlType::ALL.into_iter().filter(|ty| ty.is_supported()).count(), 11);
+    assert_eq!(GgmlType::ALL.into_iter().filter(|ty| ty.is_supported()).count(), 16);
 }
 
 #[test]
@@ -121,6 +126,20 @@ fn partial_blocks_and_wrong_lengths_are_refused() {
             assert!(matches!(error, QuantError::Length { .. }), "{ty}, {length}: {error}");
         }
     }
+}
+
+#[test]
+fn blocks_that_nothing_holds_exactly_are_not_rearranged() {
+    for ty in [GgmlType::Q2K, GgmlType::Q3K, GgmlType::Iq4Nl, GgmlType::Iq4Xs] {
+        assert_eq!(ty.exact_encoding(), None);
+        let error = ggml::repack(ty, &vec![0; ty.block_bytes()], &mut [], &mut [], &mut []).unwrap_err();
+        assert_eq!(error, QuantError::NotEncodable(ty.name()));
+    }
+    let error = ggml::repack(GgmlType::Q8_0, &[0; 34], &mut [0; 31], &mut [0; 2], &mut []).unwrap_err();
+    assert!(
+        matches!(error, QuantError::Length { what: "codes (bytes)", expected: 32, found: 31 }),
+        "{error}"
+    );
 }
 
 #[test]
@@ -171,8 +190,51 @@ fn element(ty: GgmlType, b: &[u8], i: usize) -> f32 {
             let high = b[128 + 32 * part + within % 32] >> (2 * (within / 32)) & 3;
             half(208) * f32::from(b[192 + i / 16] as i8) * (f32::from(low | high << 4) - 32.0)
         }
+        GgmlType::Q2K => {
+            let s = b[i / 16];
+            half(80) * f32::from(s & 15) * two_bits(b, 16, i) - half(82) * f32::from(s >> 4)
+        }
+        GgmlType::Q3K => {
+            let high = f32::from(b[i % 32] >> (i / 32) & 1);
+            half(108) * (q3_scale(&b[96..108], i / 16) - 32.0) * (two_bits(b, 32, i) + 4.0 * high - 4.0)
+        }
+        GgmlType::Iq4Nl => IQ4[nibble(2) as usize] * half(0),
+        GgmlType::Iq4Xs => {
+            let group = i / 32;
+            let low = b[4 + group / 2] >> (4 * (group % 2)) & 15;
+            let high = b[2 + group / 4] >> (2 * (group % 4)) & 3;
+            let code = b[8 + 16 * group + i % 16] >> (4 * (i % 32 / 16)) & 15;
+            half(0) * (f32::from(low | high << 4) - 32.0) * IQ4[usize::from(code)]
+        }
+        GgmlType::MxFp4 => {
+            let code = nibble(1) as u8;
+            let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
+            let signed = if code > 8 { -magnitude } else { magnitude };
+            (signed * (f64::from(b[0]) - 127.0).exp2()) as f32
+        }
         _ => unreachable!(),
     }
+}
+
+const IQ4: [f32; 16] = [
+    -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0,
+];
+
+/// Element `i` of the two-bit codes that begin at byte `at`.
+fn two_bits(b: &[u8], at: usize, i: usize) -> f32 {
+    f32::from(b[at + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3)
+}
+
+/// The published unpacking of Q3_K's sixteen scales, line by line.
+fn q3_scale(s: &[u8], index: usize) -> f32 {
+    let mut scales = [0u8; 16];
+    for k in 0..4 {
+        scales[k] = s[k] & 15 | (s[8 + k] & 3) << 4;
+        scales[4 + k] = s[4 + k] & 15 | (s[8 + k] >> 2 & 3) << 4;
+        scales[8 + k] = s[k] >> 4 | (s[8 + k] >> 4 & 3) << 4;
+        scales[12 + k] = s[4 + k] >> 4 | (s[8 + k] >> 6) << 4;
+    }
+    f32::from(scales[index])
 }
 
 fn random_blocks() -> impl Strategy<Value = (GgmlType, Vec<u8>)> {
@@ -182,6 +244,33 @@ fn random_blocks() -> impl Strategy<Value = (GgmlType, Vec<u8>)> {
 }
 
 proptest! {
+    #[test]
+    fn rearranged_blocks_decode_to_the_same_values((ty, mut bytes) in random_blocks()) {
+        // Large fields would overflow both sides to infinities that do not compare.
+        for block in bytes.chunks_mut(ty.block_bytes()) {
+            let halves: &[usize] = match ty {
+                GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4K | GgmlType::Q5K => &[0, 2],
+                GgmlType::Q6K => &[208],
+                GgmlType::MxFp4 => &[],
+                _ => &[0],
+            };
+            halves.iter().for_each(|&at| block[at + 1] &= 0xbb);
+            if ty == GgmlType::MxFp4 {
+                block[0] &= 0x7f;
+            }
+        }
+        let Some(encoding) = ty.exact_encoding() else { return Ok(()) };
+        let values = decode(ty, &bytes);
+        let regions = encoding.regions(values.len() as u64).unwrap();
+        let mut payload = vec![0; regions.total().unwrap() as usize];
+        let (codes, rest) = payload.split_at_mut(regions.codes as usize);
+        let (scales, biases) = rest.split_at_mut(regions.scales as usize);
+        ggml::repack(ty, &bytes, codes, scales, biases).unwrap();
+        let mut back = vec![f32::NAN; values.len()];
+        encoding.decode(&payload, values.len(), 0, &mut back).unwrap();
+        prop_assert!(values == back, "{ty}");
+    }
+
     #[test]
     fn every_element_equals_the_formula((ty, bytes) in random_blocks()) {
         let values = decode(ty, &bytes);

@@ -328,8 +328,8 @@ fn damaged_gguf_files_are_refused() {
     refused(&[&good[..4], &9u32.to_le_bytes(), &good[8..]].concat(), &["model.gguf", "version"]);
     refused(&[&good[..8], &u64::MAX.to_le_bytes(), &good[16..]].concat(), &["model.gguf"]);
     refused(&gguf(0, "mamba9"), &["mamba9"]);
-    // 23 is IQ4_XS, which exists and is not supported; 999 does not exist.
-    refused(&gguf(23, "llama"), &["token_embd.weight", "IQ4_XS"]);
+    // 18 is IQ3_XXS, which exists and is not supported; 999 does not exist.
+    refused(&gguf(18, "llama"), &["token_embd.weight", "IQ3_XXS"]);
     refused(&gguf(999, "llama"), &["token_embd.weight", "999"]);
 }
 

@@ -121,6 +121,42 @@ fn the_output_is_named_after_source_and_target_and_not_overwritten() {
     assert_eq!(names(dir.path()).len(), 1);
 }
 
+/// What is planned happens: same tensors, same verdicts, nothing written before.
+#[test]
+fn a_plan_says_what_the_conversion_then_does() {
+    let dir = tempfile::tempdir().unwrap();
+    for (target, more) in [("auto", &[][..]), ("q2", &[]), ("bf16", &["--threads", "2"])] {
+        let source = fixture("qwen35-dense-tiny").canonicalize().unwrap();
+        let said = |extra: &[&str]| {
+            let mut command = basert();
+            command.current_dir(&dir).arg("convert").arg(&source).args(["--target", target, "--json"]);
+            Said::from(command.args(more).args(extra).output().unwrap()).ok().json()
+        };
+        let plan = said(&["--plan"]);
+        assert_eq!(names(dir.path()), Vec::<String>::new());
+        let report = said(&["-o", "m.base"]);
+        for key in ["arch", "target", "written", "dtypes", "fallbacks", "dropped", "peak_memory_bytes"] {
+            assert_eq!(plan[key], report[key], "{key}");
+        }
+        let lines = |report: &Value| {
+            let line =
+                |line: &Value| ["name", "source", "stored", "verdict", "bytes"].map(|k| line[k].clone());
+            report["tensors"].as_array().unwrap().iter().map(line).collect::<Vec<_>>()
+        };
+        assert_eq!(lines(&plan), lines(&report));
+        assert_eq!(plan["tensors"][0]["max_error"], Value::Null);
+        assert!(report["tensors"][0]["rms_error"].is_f64());
+        fs::remove_file(dir.path().join("m.base")).unwrap();
+    }
+    let text = run!("convert", fixture("qwen35-dense-tiny"), "--plan").ok().out;
+    for words in ["byte copy", "quantized", "kept in float", "peak memory: about", "nothing was written"] {
+        assert!(text.contains(words), "no '{words}' in\n{text}");
+    }
+    assert!(text.contains("bf16 -> base_q4 group 64  layers.*.mlp.up_proj.weight"), "{text}");
+    let said = run!("convert", fixture("llama-tiny"), "--plan", "-o", "m.base");
+    assert!(said.code == Some(2) && said.err.contains("--plan"), "{said:?}");
+}
+
 #[test]
 fn the_same_source_gives_the_same_bytes_with_any_number_of_threads() {
     let dir = tempfile::tempdir().unwrap();

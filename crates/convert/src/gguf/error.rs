@@ -34,11 +34,36 @@ pub enum GgufFault {
     /// A version this reader does not know.
     #[error("is GGUF version {0}; only versions 2 and 3 are supported")]
     Version(u32),
-    /// One of several files.
+    /// One of several files whose name does not lead to the others.
     #[error(
-        "is one of {0} parts; split GGUF files are not supported yet; merge them with llama-gguf-split --merge"
+        "is one of {count} parts, but not called `<name>-<number>-of-{count:05}.gguf` with its own number"
     )]
-    Split(u64),
+    PartName {
+        /// Parts that it says there are.
+        count: u64,
+    },
+    /// A part that is not there.
+    #[error("is missing; the model has {count} parts")]
+    MissingPart {
+        /// Parts that there should be.
+        count: u64,
+    },
+    /// A file under the name of a part that it is not.
+    #[error("is not part {number} of {count}, as its name says")]
+    WrongPart {
+        /// Number in the name.
+        number: u64,
+        /// Parts there are.
+        count: u64,
+    },
+    /// Parts that do not have as many tensors together as one says.
+    #[error("says that all parts have {expected} tensors together, but they have {found}")]
+    PartTensors {
+        /// What the part says.
+        expected: u64,
+        /// What there is.
+        found: usize,
+    },
     /// A field that runs past the end of the file.
     #[error("{what} at byte {position} needs {needed} bytes, but only {remaining} remain")]
     Truncated {

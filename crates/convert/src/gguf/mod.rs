@@ -1,4 +1,4 @@
-//! The GGUF container, read strictly: versions 2 and 3, little-endian, one file.
+//! The GGUF container, read strictly: versions 2 and 3, little-endian, one file or several parts.
 //!
 //! A file is a header, key-value metadata, tensor descriptions and, from the next multiple of
 //! `general.alignment`, the data. Every count and length is compared with the bytes that remain before anything is
@@ -7,6 +7,7 @@
 mod cursor;
 mod error;
 mod metadata;
+mod parts;
 mod tensors;
 
 use std::collections::HashMap;
@@ -18,6 +19,7 @@ use serde_json::{Map, Value};
 
 use cursor::Cursor;
 pub use error::{GgufError, GgufFault};
+pub use parts::open_parts;
 
 /// What a valid file says about itself.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,10 +70,10 @@ pub struct GgufFile {
 }
 
 impl GgufFile {
-    /// Maps and checks the file at `path`.
+    /// Maps and checks the file at `path`, which may be one part of several; see [`open_parts`].
     ///
     /// # Errors
-    /// If it cannot be read, is not valid, or is one part of several; the error names the file and the tensor or key.
+    /// If it cannot be read or is not valid; the error names the file and the tensor or key.
     pub fn open(path: &Path) -> Result<GgufFile, GgufError> {
         let fail = |fault| GgufError { path: path.to_owned(), fault };
         let map = FileMap::open(path).map_err(|error| fail(GgufFault::Io(error)))?;
@@ -127,13 +129,6 @@ pub fn parse(file: &[u8]) -> Result<Contents, GgufFault> {
     let tensor_count = cursor.u64("the number of tensors")?;
     let key_count = cursor.u64("the number of metadata keys")?;
     let metadata = metadata::read(&mut cursor, key_count)?;
-    if let Some(count) = metadata.get("split.count") {
-        match count.as_u64() {
-            Some(0 | 1) => {}
-            Some(count) => return Err(GgufFault::Split(count)),
-            None => return Err(GgufFault::KeyType { key: "split.count".to_owned(), expected: "an integer" }),
-        }
-    }
     let alignment = metadata::alignment(&metadata)?;
     let tensors = tensors::read(&mut cursor, tensor_count, alignment)?;
     Ok(Contents { metadata, tensors })

@@ -1,16 +1,19 @@
-//! Recipes for Hugging Face checkpoints.
+//! Recipes for Hugging Face checkpoints, and for MLX checkpoints, which are these with a few things done already.
 //!
 //! | family | what differs from the canonical form |
 //! |---|---|
 //! | Llama | q and k rows: rotary halves become neighbours |
 //! | Qwen3 | nothing but names |
-//! | Qwen3.5 | norm gains are stored as `w - 1`, except the gated norm of linear attention |
+//! | Qwen3.5, Hugging Face | norm gains are stored as `w - 1`, except the gated norm of linear attention |
+//! | Qwen3.5, MLX | the convolution is `[C, K, 1]`, the same bytes; norm gains are whole |
+//!
+//! MLX added the 1 in the checkpoint's own type, which rounds; gains are taken as they are.
 
 use basert_model::{Arch, Mixer, ModelSpec, Role, TensorSpec};
 
 use super::experts::{self, Stack};
 use super::{Inventory, Op, Recipe, RowOrder, layer_of};
-use crate::ConvertError;
+use crate::{Convention, ConvertError};
 
 /// What wrappers put before the text model's names. The longest match is removed; `lm_head` and `mtp` stand
 /// apart.
@@ -51,6 +54,7 @@ pub(crate) fn recipes(
     inventory: &mut Inventory<'_>,
     spec: &ModelSpec,
     tensors: &[TensorSpec],
+    convention: Convention,
 ) -> Result<Vec<Recipe>, ConvertError> {
     let mut recipes = Vec::with_capacity(tensors.len());
     for tensor in tensors {
@@ -63,14 +67,22 @@ pub(crate) fn recipes(
         if tensor.optional && !inventory.has(&name) {
             continue;
         }
-        let index = inventory.take(&name, &tensor.shape, &tensor.name)?;
-        recipes.push(convention(spec, tensor, Recipe::whole(tensor, index)));
+        let index = inventory.take(&name, &source_shape(tensor, convention), &tensor.name)?;
+        recipes.push(converted(spec, tensor, Recipe::whole(tensor, index), convention));
     }
     Ok(recipes)
 }
 
+/// The shape a tensor has in the source.
+fn source_shape(tensor: &TensorSpec, convention: Convention) -> Vec<usize> {
+    match (tensor.role, &tensor.shape[..], convention) {
+        (Role::Conv, &[channels, one, taps], Convention::Mlx) => vec![channels, taps, one],
+        _ => tensor.shape.clone(),
+    }
+}
+
 /// Applies what the family stores differently.
-fn convention(spec: &ModelSpec, tensor: &TensorSpec, mut recipe: Recipe) -> Recipe {
+fn converted(spec: &ModelSpec, tensor: &TensorSpec, mut recipe: Recipe, convention: Convention) -> Recipe {
     match spec.arch {
         Arch::Llama => {
             let head_dim = layer_of(&tensor.name).and_then(|(index, leaf)| {
@@ -85,7 +97,10 @@ fn convention(spec: &ModelSpec, tensor: &TensorSpec, mut recipe: Recipe) -> Reci
         }
         Arch::Qwen | Arch::Qwen3Moe => recipe,
         Arch::Qwen35 | Arch::Qwen35Moe => {
-            if tensor.role == Role::Norm && !tensor.name.ends_with(".linear_attn.norm.weight") {
+            if convention == Convention::Hf
+                && tensor.role == Role::Norm
+                && !tensor.name.ends_with(".linear_attn.norm.weight")
+            {
                 recipe.op = Op::AddOne;
             }
             recipe

@@ -3,26 +3,8 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use basert_quant::GgmlType;
-
+use super::{Data, SourceTensor};
 use crate::ConvertError;
-
-/// A tensor of a source file.
-#[derive(Clone, Debug)]
-pub(crate) struct SourceTensor<'a> {
-    /// Name in the file.
-    pub name: &'a str,
-    /// The file it is in.
-    pub file: &'a Path,
-    /// Row-major shape, innermost dimension last.
-    pub shape: Vec<usize>,
-    /// Element type; `None` if it is none that can be read.
-    pub ty: Option<GgmlType>,
-    /// Name of the element type.
-    pub type_name: &'static str,
-    /// Payload.
-    pub bytes: &'a [u8],
-}
 
 /// All tensors of a source.
 pub(crate) struct Inventory<'a> {
@@ -73,6 +55,11 @@ impl<'a> Inventory<'a> {
         &self.tensors
     }
 
+    /// Whether any tensor is quantised.
+    pub fn is_quantised(&self) -> bool {
+        self.tensors.iter().any(SourceTensor::is_quantised)
+    }
+
     /// Whether a tensor has this normalised name.
     pub fn has(&self, name: &str) -> bool {
         self.names.contains_key(name)
@@ -88,6 +75,31 @@ impl<'a> Inventory<'a> {
         self.names.get(name).map(|&index| &self.tensors[index])
     }
 
+    /// The shape of the tensor named `name`: of a module, as its declaration implies.
+    ///
+    /// # Errors
+    /// A module that is not declared, or contradicts its declaration.
+    pub fn shape(&mut self, name: &str) -> Result<Vec<usize>, ConvertError> {
+        let Some(&index) = self.names.get(name) else { return Ok(Vec::new()) };
+        self.settle(index, None)?;
+        Ok(self.tensors[index].shape.clone())
+    }
+
+    /// Settles how a module stores rows of `width` elements; does nothing for other tensors.
+    fn settle(&mut self, index: usize, width: Option<usize>) -> Result<(), ConvertError> {
+        let tensor = &mut self.tensors[index];
+        let Data::Module(module) = &mut tensor.data else { return Ok(()) };
+        let width = module.settle(width).map_err(|why| ConvertError::Module {
+            path: tensor.file.to_owned(),
+            tensor: tensor.name.to_owned(),
+            why,
+        })?;
+        if let Some(last) = tensor.shape.last_mut() {
+            *last = width;
+        }
+        Ok(())
+    }
+
     /// Uses the tensor named `name` for `canonical`; it must have `shape` and a readable type.
     ///
     /// # Errors
@@ -100,6 +112,7 @@ impl<'a> Inventory<'a> {
                 canonical: canonical.to_owned(),
             });
         };
+        self.settle(index, shape.last().copied())?;
         let tensor = &self.tensors[index];
         if tensor.shape != shape {
             return Err(ConvertError::Shape {
@@ -109,11 +122,11 @@ impl<'a> Inventory<'a> {
                 expected: shape.to_vec(),
             });
         }
-        if tensor.ty.is_none_or(|ty| !ty.is_supported()) {
+        if let Some(found) = tensor.unreadable() {
             return Err(ConvertError::ElementType {
                 path: tensor.file.to_owned(),
                 tensor: tensor.name.to_owned(),
-                found: tensor.type_name.to_owned(),
+                found: found.to_owned(),
             });
         }
         self.used[index] = true;

@@ -7,8 +7,12 @@ mod experts;
 pub(crate) mod gguf;
 pub(crate) mod hf;
 mod inventory;
+mod module;
+mod tensor;
 
-pub(crate) use inventory::{Inventory, SourceTensor};
+pub(crate) use inventory::Inventory;
+pub(crate) use module::{Declared, Mode, Module};
+pub(crate) use tensor::{Data, RegionsMut, SourceTensor};
 
 use basert_model::{GatedDelta, Mixer, ModelSpec, Role, TensorSpec};
 
@@ -107,6 +111,22 @@ impl Untile {
         (per_key > 1 && delta.key_heads > 1).then_some(Untile { key_heads: delta.key_heads, per_key, unit })
     }
 
+    /// Moves units of one row of a region: `row` holds a whole number of bytes for every unit.
+    pub fn apply_to_bytes(self, row: &mut [u8], scratch: &mut Vec<u8>) {
+        let units = self.key_heads * self.per_key;
+        let bytes = row.len() / units.max(1);
+        if bytes == 0 {
+            return;
+        }
+        scratch.clear();
+        scratch.extend_from_slice(row);
+        let by_unit = Untile { unit: 1, ..self };
+        for (index, unit) in row.chunks_exact_mut(bytes).enumerate() {
+            let source = by_unit.source(index) * bytes;
+            unit.copy_from_slice(&scratch[source..source + bytes]);
+        }
+    }
+
     /// Source index of output index `index`.
     pub fn source(self, index: usize) -> usize {
         let (head, inside) = (index / self.unit, index % self.unit);
@@ -165,6 +185,11 @@ impl Recipe {
         self.width = 1;
         self.parts.iter_mut().for_each(|part| part.rows = elements);
         self
+    }
+
+    /// Whether source elements come out in another order, by rows or by columns.
+    pub fn is_reordered(&self) -> bool {
+        self.columns.is_some() || self.parts.iter().any(|part| part.order != RowOrder::Straight)
     }
 
     /// Number of elements.

@@ -1,42 +1,50 @@
-//! A GGUF file.
+//! A GGUF file, or all parts of a split one.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use basert_format::SourceFormat;
 use basert_model::{Config, ModelSpec};
+use serde_json::{Map, Value};
 
 use super::{Plan, in_file, refuse_unknown, unsupported};
-use crate::gguf::GgufFile;
-use crate::recipe::{Inventory, SourceTensor, gguf};
+use crate::gguf::{self as container, GgufFile};
+use crate::recipe::{Data, Inventory, SourceTensor, gguf};
 use crate::{ConvertError, Options, tokenizer};
 
 /// An opened file.
 pub(crate) struct GgufSource {
     files: Vec<PathBuf>,
+    /// The file, or its first part.
     path: PathBuf,
-    file: GgufFile,
+    /// At least one.
+    parts: Vec<GgufFile>,
+    metadata: Map<String, Value>,
 }
 
 impl GgufSource {
-    /// Opens the file; nothing of the weights is read.
+    /// Opens the file and all other parts if it is one; nothing of the weights is read.
     pub fn open(path: &Path) -> Result<GgufSource, ConvertError> {
-        let file = GgufFile::open(path)?;
-        Ok(GgufSource { files: vec![path.to_owned()], path: path.to_owned(), file })
+        let parts = container::open_parts(path)?;
+        let files: Vec<PathBuf> = parts.iter().map(|part| part.path().to_owned()).collect();
+        let path = files.first().map_or(path, PathBuf::as_path).to_owned();
+        let metadata = parts.first().map(|part| part.metadata().clone()).unwrap_or_default();
+        Ok(GgufSource { files, path, parts, metadata })
     }
 
-    /// The file.
+    /// The file, or its first part.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The file, as a list.
+    /// The file, or all parts.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
     }
 
     /// See [`super::Source::plan`].
     pub fn plan(&self, options: &Options) -> Result<Plan<'_>, ConvertError> {
-        let metadata = self.file.metadata();
+        let metadata = &self.metadata;
         let (arch, mut config) = Config::from_gguf(metadata).map_err(in_file(&self.path))?;
         let mut inventory = Inventory::new(&self.path, self.tensors(), str::to_owned)?;
         if let Some(&[rows, _]) = inventory.find("token_embd.weight").map(|tensor| &tensor.shape[..]) {
@@ -60,24 +68,27 @@ impl GgufSource {
             arch,
             config,
             inventory,
+            format: SourceFormat::Gguf,
+            convention: None,
             recipes,
             mmproj: BTreeMap::new(),
             generation: None,
             tokenizer,
-            ignored: Vec::new(),
+            dropped: Vec::new(),
             notes,
         })
     }
 
     fn tensors(&self) -> Vec<SourceTensor<'_>> {
-        let tensors = self.file.tensors().map(|tensor| SourceTensor {
-            name: tensor.name,
-            file: &self.path,
-            shape: tensor.shape.to_vec(),
-            ty: Some(tensor.ty),
-            type_name: tensor.ty.name(),
-            bytes: tensor.data,
-        });
-        tensors.collect()
+        let mut tensors = Vec::new();
+        for part in &self.parts {
+            tensors.extend(part.tensors().map(|tensor| SourceTensor {
+                name: tensor.name,
+                file: part.path(),
+                shape: tensor.shape.to_vec(),
+                data: Data::Blocks { ty: tensor.ty, bytes: tensor.data },
+            }));
+        }
+        tensors
     }
 }

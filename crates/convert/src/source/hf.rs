@@ -1,16 +1,19 @@
-//! A Hugging Face directory: `config.json`, safetensors shards, tokenizer files.
+//! A Hugging Face or MLX directory: `config.json`, safetensors shards, tokenizer files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use basert_format::SourceFormat;
 use basert_model::{Arch, Config, ModelSpec};
 use basert_quant::{FloatDtype, GgmlType};
 use serde_json::Value;
 
+use super::mlx::{self, Quantization};
 use super::{Plan, in_file, read_json, refuse_unknown, unsupported};
-use crate::recipe::{Inventory, Recipe, SourceTensor, hf};
-use crate::safetensors::{Checkpoint, Dtype};
-use crate::{ConvertError, Options, tokenizer};
+use crate::recipe::{Data, Inventory, Recipe, SourceTensor, hf};
+use crate::report::Dropped;
+use crate::safetensors::{Checkpoint, TensorView};
+use crate::{Convention, ConvertError, Options, convention, tokenizer};
 
 /// Keys of `config.json` that go with the towers.
 const TOWER_KEYS: [&str; 6] = [
@@ -72,27 +75,50 @@ impl HfSource {
         self.refuse_quantised_config()?;
         let (arch, mut config) =
             Config::from_hf(&self.config, self.generation.as_ref()).map_err(in_file(&self.config_path))?;
-        let mut inventory = Inventory::new(&self.directory, self.tensors(), hf::normalise)?;
-        self.refuse_other_conventions(&inventory)?;
+        self.refuse_other_quantisers()?;
+        let mut inventory = Inventory::new(&self.directory, self.tensors()?, hf::normalise)?;
+        let convention = match options.convention {
+            Some(convention) => convention,
+            None => convention::detect(&self.checkpoint, &inventory, arch.is_hybrid())?,
+        };
 
         let mut notes = Vec::new();
         self.settle_head_and_draft(&inventory, arch, &mut config, &mut notes);
         let spec = ModelSpec::new(arch, &config).map_err(in_file(&self.config_path))?;
-        let mut recipes = hf::recipes(&mut inventory, &spec, &spec.tensors())?;
+        let mut recipes = hf::recipes(&mut inventory, &spec, &spec.tensors(), convention)?;
         if config.mtp_num_hidden_layers > 0 {
             let draft =
                 spec.draft_tensors(config.mtp_num_hidden_layers).map_err(in_file(&self.config_path))?;
-            recipes.extend(hf::recipes(&mut inventory, &spec, &draft)?);
+            recipes.extend(hf::recipes(&mut inventory, &spec, &draft, convention)?);
         }
         let towers = towers(&mut inventory)?;
         let mmproj = if towers.is_empty() { BTreeMap::new() } else { self.tower_config() };
         recipes.extend(towers);
-        let ignored = ignore_derived(&mut inventory);
+        let dropped = drop_derived(&mut inventory);
         refuse_unknown(&inventory, arch)?;
         let tokenizer =
             tokenizer::from_directory(&self.directory, options.allow_missing_tokenizer, &mut notes)?;
         let generation = self.generation.clone();
-        Ok(Plan { arch, config, inventory, recipes, mmproj, tokenizer, generation, ignored, notes })
+        let quantised = inventory.is_quantised();
+        let format = match convention {
+            Convention::Hf if !quantised => SourceFormat::HfSafetensors,
+            _ => SourceFormat::MlxSafetensors,
+        };
+        // Where the two conventions store the same values, there is nothing to check.
+        let convention = arch.is_hybrid().then_some(convention);
+        Ok(Plan {
+            arch,
+            config,
+            inventory,
+            format,
+            convention,
+            recipes,
+            mmproj,
+            tokenizer,
+            generation,
+            dropped,
+            notes,
+        })
     }
 
     /// The tensors decide whether the head is the embedding table and whether draft layers exist.
@@ -127,58 +153,46 @@ impl HfSource {
         levels.filter_map(|config| config.get("tie_word_embeddings")).last() == Some(&Value::Bool(true))
     }
 
-    fn tensors(&self) -> Vec<SourceTensor<'_>> {
-        let mut tensors = Vec::new();
-        for shard in &self.checkpoint.shards {
-            tensors.extend(shard.tensors().map(|tensor| SourceTensor {
-                name: tensor.name,
-                file: shard.path(),
-                shape: tensor.shape.to_vec(),
-                ty: element_type(tensor.dtype),
-                type_name: tensor.dtype.name(),
-                bytes: tensor.data,
-            }));
-        }
-        tensors
+    fn tensors(&self) -> Result<Vec<SourceTensor<'_>>, ConvertError> {
+        let quantization = Quantization::read(&self.config, &self.config_path)?;
+        let shards = self.checkpoint.shards.iter();
+        let views: Vec<_> =
+            shards.flat_map(|shard| shard.tensors().map(|tensor| (shard.path(), tensor))).collect();
+        mlx::join(&views, &quantization, element)
     }
 
-    /// Quantised checkpoints name their method in `config.json`, at any level of nesting.
+    /// Other quantisers name themselves in `config.json`, at any level of nesting.
     fn refuse_quantised_config(&self) -> Result<(), ConvertError> {
         let mut level = Some(&self.config);
         while let Some(config) = level {
             for key in ["quantization", "quantization_config"] {
-                let Some(Value::Object(settings)) = config.get(key) else { continue };
-                let what = match settings.get("quant_method").and_then(Value::as_str) {
-                    Some(method) => format!("checkpoints quantised with `{method}` are"),
-                    None => "quantised MLX checkpoints are".to_owned(),
-                };
-                return Err(unsupported(&self.config_path, what));
+                if let Some(method) =
+                    config.get(key).and_then(|s| s.get("quant_method")).and_then(Value::as_str)
+                {
+                    return Err(unsupported(
+                        &self.config_path,
+                        format!("checkpoints quantised with `{method}` are"),
+                    ));
+                }
             }
             level = config.get("text_config");
         }
         Ok(())
     }
 
-    /// Signals of other conventions that travel with the tensors.
-    fn refuse_other_conventions(&self, inventory: &Inventory<'_>) -> Result<(), ConvertError> {
-        let is_mlx = |format: &String| format == "mlx";
-        let mut shards = self.checkpoint.shards.iter();
-        if let Some(shard) = shards.find(|shard| shard.metadata().get("format").is_some_and(is_mlx)) {
-            return Err(unsupported(shard.path(), "MLX checkpoints (`format: mlx`) are"));
-        }
-        for tensor in inventory.tensors() {
-            let what = match tensor.name.rsplit_once('.').map(|(_, suffix)| suffix) {
-                Some("scales") => "quantised MLX checkpoints (`.scales`) are",
-                Some("qweight") => "GPTQ and AWQ checkpoints (`.qweight`) are",
-                Some("weight_scale" | "weight_scale_inv") => {
-                    "FP8 and compressed-tensors checkpoints (`.weight_scale`) are"
-                }
-                _ if is_mlx_convolution(tensor) => {
-                    "MLX checkpoints (conv1d stored as [channels, taps, 1]) are"
-                }
-                _ => continue,
-            };
-            return Err(unsupported(tensor.file, format!("tensor `{}`: {what}", tensor.name)));
+    /// Other quantisers' arrays.
+    fn refuse_other_quantisers(&self) -> Result<(), ConvertError> {
+        for shard in &self.checkpoint.shards {
+            for tensor in shard.tensors() {
+                let what = match tensor.name.rsplit_once('.').map(|(_, suffix)| suffix) {
+                    Some("qweight") => "GPTQ and AWQ checkpoints (`.qweight`) are",
+                    Some("weight_scale" | "weight_scale_inv") => {
+                        "FP8 and compressed-tensors checkpoints (`.weight_scale`) are"
+                    }
+                    _ => continue,
+                };
+                return Err(unsupported(shard.path(), format!("tensor `{}`: {what}", tensor.name)));
+            }
         }
         Ok(())
     }
@@ -189,11 +203,6 @@ impl HfSource {
     }
 }
 
-/// mlx-lm moves the taps in front of the unit axis. Files in that form also have 1 added to their norms.
-fn is_mlx_convolution(tensor: &SourceTensor<'_>) -> bool {
-    tensor.name.ends_with("linear_attn.conv1d.weight") && matches!(tensor.shape[..], [_, taps, 1] if taps > 1)
-}
-
 /// Recipes that keep vision and audio towers as they are.
 fn towers(inventory: &mut Inventory<'_>) -> Result<Vec<Recipe>, ConvertError> {
     let mut recipes = Vec::new();
@@ -201,30 +210,32 @@ fn towers(inventory: &mut Inventory<'_>) -> Result<Vec<Recipe>, ConvertError> {
         if !hf::is_tower(&name) || hf::is_derived(&name) {
             continue;
         }
-        let shape = inventory.find(&name).map(|tensor| tensor.shape.clone()).unwrap_or_default();
+        let shape = inventory.shape(&name)?;
         let tensor = inventory.take(&name, &shape, &name)?;
         recipes.push(Recipe::kept(name, shape, tensor));
     }
     Ok(recipes)
 }
 
-/// Marks tensors that carry nothing and returns their names.
-fn ignore_derived(inventory: &mut Inventory<'_>) -> Vec<String> {
-    let mut ignored = Vec::new();
+/// Leaves out tensors that carry nothing.
+fn drop_derived(inventory: &mut Inventory<'_>) -> Vec<Dropped> {
+    let mut dropped = Vec::new();
     for (name, original) in inventory.unused() {
         if hf::is_derived(&name) {
             inventory.ignore(&name);
-            ignored.push(original);
+            dropped.push(Dropped { name: original, why: "it follows from the configuration" });
         }
     }
-    ignored
+    dropped
 }
 
-/// The readable type that `dtype` is, if it is one.
-fn element_type(dtype: Dtype) -> Option<GgmlType> {
-    dtype.float().map(|float| match float {
-        FloatDtype::F32 => GgmlType::F32,
-        FloatDtype::F16 => GgmlType::F16,
-        FloatDtype::Bf16 => GgmlType::BF16,
-    })
+/// The elements of a tensor that is no module.
+fn element<'a>(view: &TensorView<'a>) -> Data<'a> {
+    let ty = match view.dtype.float() {
+        Some(FloatDtype::F32) => GgmlType::F32,
+        Some(FloatDtype::F16) => GgmlType::F16,
+        Some(FloatDtype::Bf16) => GgmlType::BF16,
+        None => return Data::Unreadable { type_name: view.dtype.name(), bytes: view.data },
+    };
+    Data::Blocks { ty, bytes: view.data }
 }

@@ -3,6 +3,7 @@
 
 mod gguf;
 mod hf;
+mod mlx;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,8 @@ use basert_model::{Arch, Config, ModelError};
 use serde_json::Value;
 
 use crate::recipe::{Inventory, Recipe};
-use crate::{ConvertError, Options, tokenizer};
+use crate::report::Dropped;
+use crate::{Convention, ConvertError, Options, tokenizer};
 
 pub(crate) use gguf::GgufSource;
 pub(crate) use hf::HfSource;
@@ -33,6 +35,10 @@ pub(crate) struct Plan<'a> {
     pub config: Config,
     /// The source's tensors.
     pub inventory: Inventory<'a>,
+    /// What the header says about the kind of source.
+    pub format: SourceFormat,
+    /// The convention of the norms, where there is more than one.
+    pub convention: Option<Convention>,
     /// How to make each output tensor: trunk, draft (`mtp.`), towers.
     pub recipes: Vec<Recipe>,
     /// Configuration of the towers; empty without towers.
@@ -41,8 +47,8 @@ pub(crate) struct Plan<'a> {
     pub tokenizer: tokenizer::Block,
     /// What the checkpoint recommends for sampling, as `generation_config.json` says it.
     pub generation: Option<Value>,
-    /// Source tensors that carry nothing.
-    pub ignored: Vec<String>,
+    /// Source tensors that are left out.
+    pub dropped: Vec<Dropped>,
     /// What else to report.
     pub notes: Vec<String>,
 }
@@ -85,14 +91,6 @@ impl Source {
             None => "there is no config.json".to_owned(),
         };
         Err(ConvertError::NotACheckpoint { path: directory.to_owned(), why })
-    }
-
-    /// What the header says about the kind of source.
-    pub fn format(&self) -> SourceFormat {
-        match self {
-            Source::Hf(_) => SourceFormat::HfSafetensors,
-            Source::Gguf(_) => SourceFormat::Gguf,
-        }
     }
 
     /// The directory or file.

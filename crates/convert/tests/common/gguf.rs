@@ -1,5 +1,6 @@
 //! A GGUF writer for tests, and llama.cpp's conversion of the toy models, written down from its description.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::{Tensor, Tensors, Toy};
@@ -16,8 +17,22 @@ pub enum Meta {
 /// Metadata in order.
 pub type Metadata = Vec<(String, Meta)>;
 
+/// Type number, row-major shape and payload by name.
+pub type Blocks = BTreeMap<String, (u32, Vec<usize>, Vec<u8>)>;
+
 /// Writes a version 3 file of f32 tensors.
 pub fn write(path: &Path, metadata: &Metadata, tensors: &Tensors) {
+    write_blocks(path, metadata, &blocks(tensors));
+}
+
+/// The payloads of f32 tensors.
+pub fn blocks(tensors: &Tensors) -> Blocks {
+    let bytes = |tensor: &Tensor| tensor.values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    tensors.iter().map(|(name, tensor)| (name.clone(), (0, tensor.shape.clone(), bytes(tensor)))).collect()
+}
+
+/// Writes a version 3 file.
+pub fn write_blocks(path: &Path, metadata: &Metadata, tensors: &Blocks) {
     let mut file = b"GGUF".to_vec();
     file.extend(3u32.to_le_bytes());
     file.extend((tensors.len() as u64).to_le_bytes());
@@ -27,17 +42,17 @@ pub fn write(path: &Path, metadata: &Metadata, tensors: &Tensors) {
         meta(&mut file, value);
     }
     let mut offset = 0u64;
-    for (name, tensor) in tensors {
+    for (name, (ty, shape, bytes)) in tensors {
         text(&mut file, name);
-        file.extend((tensor.shape.len() as u32).to_le_bytes());
-        tensor.shape.iter().rev().for_each(|&dim| file.extend((dim as u64).to_le_bytes()));
-        file.extend(0u32.to_le_bytes());
+        file.extend((shape.len() as u32).to_le_bytes());
+        shape.iter().rev().for_each(|&dim| file.extend((dim as u64).to_le_bytes()));
+        file.extend(ty.to_le_bytes());
         file.extend(offset.to_le_bytes());
-        offset += (tensor.values.len() as u64 * 4).next_multiple_of(32);
+        offset += (bytes.len() as u64).next_multiple_of(32);
     }
-    for tensor in tensors.values() {
+    for (_, _, bytes) in tensors.values() {
         file.resize(file.len().next_multiple_of(32), 0);
-        tensor.values.iter().for_each(|value| file.extend(value.to_le_bytes()));
+        file.extend(bytes);
     }
     // The reader may expect the last tensor to be padded as well.
     file.resize(file.len().next_multiple_of(32), 0);
@@ -72,9 +87,17 @@ fn meta(file: &mut Vec<u8>, value: &Meta) {
     }
 }
 
-/// Writes [`Toy::hybrid`] (with or without draft layer) as llama.cpp converts it. `[3, 3, 2, 0]` sections and
-/// a rotated width of 8 invite the mistakes that are easy to make with them.
+/// Writes [`hybrid`].
 pub fn write_hybrid(toy: &Toy, parent: &Path, name: &str) -> PathBuf {
+    let (metadata, tensors) = hybrid(toy);
+    let path = parent.join(name);
+    write(&path, &metadata, &tensors);
+    path
+}
+
+/// [`Toy::hybrid`] (with or without draft layer) as llama.cpp converts it. `[3, 3, 2, 0]` sections and a rotated
+/// width of 8 invite the mistakes that are easy to make with them.
+pub fn hybrid(toy: &Toy) -> (Metadata, Tensors) {
     let number = |key: &str| toy.config[key].as_u64().unwrap_or(0) as u32;
     let moe = number("num_experts") > 0;
     let arch = if moe { "qwen35moe" } else { "qwen35" };
@@ -112,9 +135,7 @@ pub fn write_hybrid(toy: &Toy, parent: &Path, name: &str) -> PathBuf {
     for (name, tensor) in &toy.tensors {
         hybrid_tensor(name, tensor, values as usize, &mut tensors);
     }
-    let path = parent.join(name);
-    write(&path, &metadata, &tensors);
-    path
+    (metadata, tensors)
 }
 
 fn hybrid_tensor(name: &str, tensor: &Tensor, values: usize, out: &mut Tensors) {

@@ -12,6 +12,7 @@ use basert_format::BaseFile;
 use serde_json::{Value, json};
 
 pub mod gguf;
+pub mod mlx;
 pub mod safetensors;
 
 /// Values with their row-major shape and safetensors dtype.

@@ -1,5 +1,6 @@
 //! A safetensors writer for tests.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use half::{bf16, f16};
@@ -7,17 +8,33 @@ use serde_json::{Map, json};
 
 use super::{Tensor, Tensors};
 
+/// Dtype, shape and payload by name.
+pub type RawTensors = BTreeMap<String, (&'static str, Vec<usize>, Vec<u8>)>;
+
 /// Writes `tensors` with `format` as metadata.
 pub fn write(path: &Path, tensors: &Tensors, format: &str) {
+    write_raw(path, &raw(tensors), format);
+}
+
+/// The payloads of `tensors`.
+pub fn raw(tensors: &Tensors) -> RawTensors {
+    let one = |(name, tensor): (&String, &Tensor)| {
+        (name.clone(), (tensor.dtype, tensor.shape.clone(), bytes(tensor)))
+    };
+    tensors.iter().map(one).collect()
+}
+
+/// Writes payloads with `format` as metadata.
+pub fn write_raw(path: &Path, tensors: &RawTensors, format: &str) {
     let mut header = Map::new();
     header.insert("__metadata__".to_owned(), json!({"format": format}));
-    let mut data = Vec::new();
-    for (name, tensor) in tensors {
+    let mut data: Vec<u8> = Vec::new();
+    for (name, (dtype, shape, bytes)) in tensors {
         let start = data.len();
-        data.extend(bytes(tensor));
+        data.extend(bytes);
         header.insert(
             name.clone(),
-            json!({"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [start, data.len()]}),
+            json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]}),
         );
     }
     let header = serde_json::to_vec(&header).unwrap();
@@ -29,16 +46,21 @@ pub fn write(path: &Path, tensors: &Tensors, format: &str) {
 
 /// Writes `tensors` as `shards` files and an index, dealt out by position.
 pub fn write_sharded(dir: &Path, tensors: &Tensors, shards: usize) {
+    write_raw_sharded(dir, &raw(tensors), shards, "pt");
+}
+
+/// Writes payloads as `shards` files and an index, dealt out by position.
+pub fn write_raw_sharded(dir: &Path, tensors: &RawTensors, shards: usize, format: &str) {
     let mut weight_map = Map::new();
     for shard in 0..shards {
         let name = format!("model-{:05}-of-{shards:05}.safetensors", shard + 1);
-        let part: Tensors = tensors
+        let part: RawTensors = tensors
             .iter()
             .enumerate()
             .filter(|(index, _)| index % shards == shard)
             .map(|(_, (name, tensor))| (name.clone(), tensor.clone()))
             .collect();
-        write(&dir.join(&name), &part, "pt");
+        write_raw(&dir.join(&name), &part, format);
         part.keys().for_each(|tensor| {
             weight_map.insert(tensor.clone(), json!(name));
         });

@@ -139,3 +139,89 @@ pub(super) fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
         }
     }
 }
+
+/// The sixteen runs of 16 elements of Q2_K and Q3_K, as (two-bit codes in the low bits of 16 bytes, shift, first
+/// element's place in the 32 bytes). Each half of 128 elements takes 32 bytes of `qs`, two bits at a time.
+#[inline(always)]
+fn two_bit_runs(qs: &[u8]) -> impl Iterator<Item = (&[u8], usize, usize)> {
+    (0..16).map(move |run| {
+        let (half, shift, part) = (run / 8, run % 8 / 2 * 2, run % 2);
+        (&qs[32 * half + 16 * part..][..16], shift, 16 * part)
+    })
+}
+
+/// scales[16], qs[64], d, dmin: `d·(s & 15)·q - dmin·(s >> 4)` in runs of 16.
+pub(super) fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
+    let (d, dmin) = (half_at(block, 80), half_at(block, 82));
+    let runs = out.as_chunks_mut::<16>().0.iter_mut().zip(two_bit_runs(&block[16..80]));
+    for ((values, (qs, shift, _)), &s) in runs.zip(&block[..16]) {
+        let (scale, min) = (d * f32::from(s & 15), dmin * f32::from(s >> 4));
+        for (value, &q) in values.iter_mut().zip(qs) {
+            *value = scale * f32::from(q >> shift & 3) - min;
+        }
+    }
+}
+
+/// hmask[32], qs[64], scales[12], d: `d·(sc - 32)·q` in runs of 16, where `q` is a two-bit code less 4 unless its bit
+/// in `hmask` is set.
+pub(super) fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
+    let d = half_at(block, 108);
+    let s = &block[96..108];
+    let scale = |run: usize| {
+        let low = if run < 8 { s[run] & 15 } else { s[run - 8] >> 4 };
+        let high = s[8 + run % 4] >> (run / 4 * 2) & 3;
+        d * (f32::from(low | high << 4) - 32.0)
+    };
+    let runs = out.as_chunks_mut::<16>().0.iter_mut().zip(two_bit_runs(&block[32..96]));
+    for (run, (values, (qs, shift, first))) in runs.enumerate() {
+        let (scale, bit) = (scale(run), run / 8 * 4 + shift / 2);
+        for (j, (value, &q)) in values.iter_mut().zip(qs).enumerate() {
+            let low = if block[first + j] >> bit & 1 == 1 { 0.0 } else { 4.0 };
+            *value = scale * (f32::from(q >> shift & 3) - low);
+        }
+    }
+}
+
+/// The codebook of IQ4_NL and IQ4_XS.
+const IQ4: [f32; 16] = [
+    -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0,
+];
+
+/// d, qs[16]: `table[q]·d`, nibbles as in Q4_0.
+pub(super) fn iq4_nl(block: &[u8; 18], out: &mut [f32; 32]) {
+    table_run(&IQ4, half_at(block, 0), &block[2..], out);
+}
+
+/// d, scales_h u16, scales_l[4], qs[128]: `d·(ls - 32)·table[q]` in eight groups laid out as in IQ4_NL.
+pub(super) fn iq4_xs(block: &[u8; 136], out: &mut [f32; 256]) {
+    let d = half_at(block, 0);
+    let high = u16::from_le_bytes([block[2], block[3]]);
+    for (g, values) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let low = block[4 + g / 2] >> (4 * (g % 2)) & 15;
+        let scale = u16::from(low) | (high >> (2 * g) & 3) << 4;
+        table_run(&IQ4, d * (f32::from(scale) - 32.0), &block[8 + 16 * g..24 + 16 * g], values);
+    }
+}
+
+/// E2M1 values times two, as ggml has them: with half the scale, every factor is a whole number.
+const DOUBLED_FP4: [f32; 16] =
+    [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0];
+
+/// e u8, qs[16]: `fp4·2^(e-127)`, nibbles as in Q4_0.
+pub(super) fn mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
+    // 2^(e-128), which is subnormal for the two smallest exponents.
+    let half_scale = match block[0] {
+        e @ 0..=1 => f32::from_bits(0x0020_0000 << e),
+        e => f32::from_bits((u32::from(e) - 1) << 23),
+    };
+    table_run(&DOUBLED_FP4, half_scale, &block[1..], out);
+}
+
+/// 32 nibbles through a table; low nibbles are elements 0..16, high nibbles 16..32.
+#[inline(always)]
+fn table_run(table: &[f32; 16], scale: f32, qs: &[u8], out: &mut [f32; 32]) {
+    for (j, &q) in qs.iter().enumerate().take(16) {
+        out[j] = table[usize::from(q & 15)] * scale;
+        out[j + 16] = table[usize::from(q >> 4)] * scale;
+    }
+}

@@ -3,10 +3,12 @@
 //! Sources: ggml's `ggml.h` (type numbers) and `ggml-common.h` (block structs).
 
 mod blocks;
+mod exact;
 
 use std::fmt;
 
 use crate::{FloatDtype, QuantError, float};
+pub use exact::repack;
 
 /// A ggml tensor type. All assigned types are here, so that files can be sized and listed; [`decode`] covers those
 /// for which [`GgmlType::is_supported`] holds.
@@ -145,7 +147,24 @@ impl GgmlType {
     /// Whether [`decode`] reads this type.
     pub const fn is_supported(self) -> bool {
         use GgmlType::*;
-        matches!(self, F32 | F16 | BF16 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q4K | Q5K | Q6K)
+        matches!(
+            self,
+            F32 | F16
+                | BF16
+                | Q4_0
+                | Q4_1
+                | Q5_0
+                | Q5_1
+                | Q8_0
+                | Q2K
+                | Q3K
+                | Q4K
+                | Q5K
+                | Q6K
+                | Iq4Nl
+                | Iq4Xs
+                | MxFp4
+        )
     }
 
     /// Name, elements and bytes of a block.
@@ -222,9 +241,14 @@ pub fn decode(ty: GgmlType, bytes: &[u8], out: &mut [f32]) -> Result<(), QuantEr
         GgmlType::Q5_0 => each_block(bytes, out, blocks::q5_0),
         GgmlType::Q5_1 => each_block(bytes, out, blocks::q5_1),
         GgmlType::Q8_0 => each_block(bytes, out, blocks::q8_0),
+        GgmlType::Q2K => each_block(bytes, out, blocks::q2_k),
+        GgmlType::Q3K => each_block(bytes, out, blocks::q3_k),
         GgmlType::Q4K => each_block(bytes, out, blocks::q4_k),
         GgmlType::Q5K => each_block(bytes, out, blocks::q5_k),
         GgmlType::Q6K => each_block(bytes, out, blocks::q6_k),
+        GgmlType::Iq4Nl => each_block(bytes, out, blocks::iq4_nl),
+        GgmlType::Iq4Xs => each_block(bytes, out, blocks::iq4_xs),
+        GgmlType::MxFp4 => each_block(bytes, out, blocks::mxfp4),
         _ => return Err(QuantError::UnsupportedGgmlType(ty.name())),
     }
     Ok(())
