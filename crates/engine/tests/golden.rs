@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use basert_engine::{
-    Engine, GenerateParams, KvTypes, Options, RecurrentState, SamplingParams, TokenRun, WantLogits, generate,
+    Engine, GenerateParams, Options, RecurrentState, SamplingParams, TokenRun, WantLogits, generate,
 };
 use common::{
     Golden, KV_F16, KV_F32, converted, fixture, golden_tensors, load, load_with, logits, max_difference,
@@ -173,29 +173,35 @@ fn files_of_the_original_converter_give_their_golden_logits() {
     }
 }
 
-/// State after the 65-token prompt of layer 1, within the reference's own f32 noise.
-fn check_state(model: &Path, kv: KvTypes) {
+/// States after a prompt, within the reference's own f32 noise.
+fn check_states(model: &Path, prompt: &str, layers: &[usize]) {
     let file = converted(model, "f32");
-    let mut engine = load(&file.path, kv);
-    let golden = Golden::of(model);
+    let mut engine = load(&file.path, KV_F32);
     let tensors = golden_tensors(model);
     let sequence = engine.new_sequence().unwrap();
-    for tokens in golden.prompt("p65").ids.chunks(40) {
+    for tokens in Golden::of(model).prompt(prompt).ids.chunks(40) {
         engine.step(&[TokenRun { sequence, tokens, logits: WantLogits::None }]).unwrap();
     }
-    let RecurrentState { delta, conv } = engine.recurrent_state(sequence, 1).unwrap().unwrap();
-    assert!(max_difference(delta, &tensors["state.layer1.recurrent"]) < 1e-4);
-    // The reference keeps [channel, 4 inputs]; three of them still matter.
-    let reference = &tensors["state.layer1.conv"];
-    let channels = conv.len() / 3;
-    let kept = reference.len() / channels;
-    for (i, row) in conv.chunks_exact(channels).enumerate() {
-        let expected: Vec<f32> = (0..channels).map(|c| reference[c * kept + kept - 3 + i]).collect();
-        assert!(max_difference(row, &expected) < 1e-4, "input {i}");
+    for &layer in layers {
+        let RecurrentState { delta, conv } = engine.recurrent_state(sequence, layer).unwrap().unwrap();
+        assert!(max_difference(delta, &tensors[&format!("state.layer{layer}.recurrent")]) < 1e-4);
+        // The reference keeps [channel, 3 or 4 inputs]; the last three still matter.
+        let reference = &tensors[&format!("state.layer{layer}.conv")];
+        let channels = conv.len() / 3;
+        let kept = reference.len() / channels;
+        for (i, row) in conv.chunks_exact(channels).enumerate() {
+            let expected: Vec<f32> = (0..channels).map(|c| reference[c * kept + kept - 3 + i]).collect();
+            assert!(max_difference(row, &expected) < 1e-4, "layer {layer}, input {i}");
+        }
     }
 }
 
 #[test]
 fn recurrent_and_convolution_state_agree_with_transformers() {
-    check_state(&fixture("qwen35-dense-tiny"), KV_F32);
+    check_states(&fixture("qwen35-dense-tiny"), "p65", &[1]);
+}
+
+#[test]
+fn decay_is_indexed_by_value_head_and_states_agree_after_300_steps() {
+    check_states(&fixture("toy-hybrid"), "p300", &[0, 1, 2]);
 }
