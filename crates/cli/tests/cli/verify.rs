@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use basert_convert::gguf;
 use serde_json::Value;
 
-use crate::common::{converted, fixture, names, shared_fixture, smollm2};
+use crate::common::{checkpoint, converted, fixture, names, smollm2};
 
 /// A conversion of a model whose tokens have no text: its record is made, but says nothing about English.
 fn recorded(dir: &Path) -> PathBuf {
@@ -63,7 +63,7 @@ fn a_file_that_computes_something_else_than_its_record_is_found() {
     let in_the_last_slot = damaged.len() - 1000;
     damaged[in_the_last_slot] ^= 1;
     fs::write(&model, &damaged).unwrap();
-    run!("verify", &model).fails_with(&["checksum"]);
+    run!("verify", &model).fails_with(&["slot 1 (Custom) is damaged"]);
 }
 
 #[test]
@@ -117,15 +117,30 @@ fn a_trained_model_with_one_added_to_its_norms_is_refused() {
     assert_eq!(names(dir.path()), ["shifted.gguf"]);
 }
 
-/// Naming the wrong convention shifts the norms of an MLX checkpoint twice; the file can be told by its weights.
+/// Naming the wrong convention shifts the norms of a checkpoint twice; the finished file can be told by its weights.
 #[test]
 fn doubly_shifted_norms_are_recognised_in_a_finished_file() {
-    let Some(source) = shared_fixture("mlx/qwen35-dense-2l-bf16") else { return };
+    let source = checkpoint("qwen35-dense-tiny");
+    let weights = source.path().join("model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let tensors: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let norms = tensors.as_object().unwrap().iter().filter(|(name, _)| name.ends_with("layernorm.weight"));
+    for (_, tensor) in norms {
+        let [start, end] = [0, 1].map(|i| tensor["data_offsets"][i].as_u64().unwrap() as usize + 8 + header);
+        // bf16, the upper half of an f32.
+        for gain in bytes[start..end].chunks_exact_mut(2) {
+            let shifted = f32::from_le_bytes([0, 0, gain[0], gain[1]]) + 1.0;
+            gain.copy_from_slice(&shifted.to_le_bytes()[2..]);
+        }
+    }
+    fs::write(&weights, bytes).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("m.base");
-    run!("convert", "--no-check", &source, "-o", &out, "--source-convention", "hf").ok();
+    run!("convert", source.path(), "-o", &out, "--no-check").fails_with(&["norm"]);
+    run!("convert", "--no-check", source.path(), "-o", &out, "--source-convention", "hf").ok();
     let facts = run!("inspect", &out, "--json").ok().json();
     assert!(facts["suspicious"].as_str().unwrap().contains("added twice"), "{}", facts["suspicious"]);
-    run!("convert", "--no-check", &source, "-o", &out, "--force").ok();
+    run!("convert", "--no-check", fixture("qwen35-dense-tiny"), "-o", &out, "--force").ok();
     assert_eq!(run!("inspect", &out, "--json").ok().json()["suspicious"], Value::Null);
 }
