@@ -14,6 +14,7 @@ mod flags;
 mod header;
 mod json;
 pub mod map;
+mod output;
 mod reader;
 mod slots;
 mod tensor;
@@ -27,6 +28,7 @@ pub use header::{
     Alignment, Calibration, Header, LayerDescriptor, LayerPrecision, MmProj, Signature, Source, VERSION_KEY,
 };
 pub use map::FileMap;
+pub use output::Output;
 pub use reader::{BaseFile, DtypeTotal, TensorView};
 pub use slots::{SlotInfo, SlotKind};
 pub use tensor::TensorEntry;

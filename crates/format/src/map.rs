@@ -32,6 +32,30 @@ impl FileMap {
         let map = unsafe { memmap2::Mmap::map(&file) }?;
         Ok(FileMap { map })
     }
+
+    /// Position of `part` in the file if it is a part of this map.
+    pub fn offset_of(&self, part: &[u8]) -> Option<usize> {
+        let offset = part.as_ptr().addr().checked_sub(self.map.as_ptr().addr())?;
+        (offset.checked_add(part.len())? <= self.map.len()).then_some(offset)
+    }
+
+    /// Takes the pages of `part` out of this process's memory. Reading them again is valid and brings them back, from
+    /// the page cache or the file. Does nothing where the system cannot, or if `part` is not of this map.
+    pub fn release(&self, part: &[u8]) {
+        #[cfg(unix)]
+        if let Some(offset) = self.offset_of(part)
+            && !part.is_empty()
+        {
+            // SAFETY: the advice is dangerous only for pages with content of their own. Those of a read-only map of
+            // a file have none: the next access reads the same bytes from the file.
+            let released =
+                unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, part.len()) };
+            // Advice that is not taken costs memory, and changes no result.
+            let _ = released;
+        }
+        #[cfg(not(unix))]
+        let _ = part;
+    }
 }
 
 impl Deref for FileMap {
