@@ -39,6 +39,20 @@ impl FileMap {
         (offset.checked_add(part.len())? <= self.map.len()).then_some(offset)
     }
 
+    /// Asks the system to read bytes `range` of the file into the page cache, without waiting for them. Only advice:
+    /// a range that is not there, and a system that cannot, change nothing.
+    pub fn prefetch(&self, range: std::ops::Range<usize>) {
+        #[cfg(unix)]
+        {
+            let range = range.start..range.end.min(self.map.len());
+            if !range.is_empty() {
+                let _ = self.map.advise_range(memmap2::Advice::WillNeed, range.start, range.len());
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+
     /// Takes the pages of `part` out of this process's memory. Reading them again is valid and brings them back, from
     /// the page cache or the file. Does nothing where the system cannot, or if `part` is not of this map.
     pub fn release(&self, part: &[u8]) {

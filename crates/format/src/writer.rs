@@ -110,15 +110,20 @@ impl BaseWriter {
         })
     }
 
-    /// The header as planned, with the place of every tensor and no checksums, as JSON: what identifies the plan.
+    /// The header that [`BaseWriter::create_at`] plans, with the place of every tensor and no checksums, as JSON: what
+    /// identifies the plan. Opens nothing.
     ///
     /// # Errors
-    /// If it cannot be written as JSON.
-    pub fn planned_header(&self) -> Result<Vec<u8>, FormatError> {
-        let mut entries = self.entries.clone();
-        entries.iter_mut().for_each(|entry| entry.checksum_xxh64 = 0);
-        let header = with_tensors(&self.header, &entries, self.main_tensors);
-        header.and_then(|header| to_json(&header)).map_err(|fault| self.error(fault))
+    /// As [`BaseWriter::create_at`] for the plan.
+    pub fn planned_header(
+        output: &Output,
+        header: &Header,
+        tensors: &[PlannedTensor],
+    ) -> Result<Vec<u8>, FormatError> {
+        let planned = plan(header, tensors)
+            .and_then(|plan| with_tensors(header, &plan.entries, plan.main_tensors))
+            .and_then(|header| to_json(&header));
+        planned.map_err(|fault| FormatError::new(output.path(), fault))
     }
 
     /// Goes on behind tensors that an earlier writer of the same plan left in kept work: reads the first tensors back
