@@ -184,6 +184,27 @@ pub fn wait_for_output(child: &mut Child, folder: &Path) {
     }
 }
 
+/// Waits until a running conversion has opened its unfinished file for `folder`, which has a name there only where the
+/// file system wants one.
+#[track_caller]
+pub fn wait_for_unfinished(child: &mut Child, folder: &Path) {
+    let folder = folder.canonicalize().unwrap();
+    let descriptors = PathBuf::from(format!("/proc/{}/fd", child.id()));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let open = std::fs::read_dir(&descriptors).into_iter().flatten().filter_map(|entry| {
+            let target = std::fs::read_link(entry.ok()?.path()).ok()?;
+            target.starts_with(&folder).then_some(target)
+        });
+        if open.count() > 0 || !names(&folder).is_empty() {
+            return;
+        }
+        assert!(child.try_wait().unwrap().is_none(), "the command ended before it wrote anything");
+        assert!(Instant::now() < deadline, "the command never starts writing");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Names in a folder, sorted.
 pub fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> =

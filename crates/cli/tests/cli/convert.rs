@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::common::{Said, basert, converted, fixture, interrupt, names, wait_for_output};
+use crate::common::{Said, basert, converted, fixture, interrupt, names, wait_for_unfinished};
 use serde_json::{Value, json};
 
 #[test]
@@ -190,7 +190,7 @@ fn an_interrupted_conversion_leaves_nothing_behind() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    wait_for_output(&mut child, dir.path());
+    wait_for_unfinished(&mut child, dir.path());
     interrupt(&child);
     let said = Said::from(child.wait_with_output().unwrap());
     assert_eq!((said.code, said.err.as_str()), (Some(130), ""));
