@@ -86,8 +86,9 @@ fn show_plan(report: &Report, as_json: bool) -> Outcome {
     if as_json {
         return output::print_json(&json!(report));
     }
+    let estimate = report.estimate.map_or_else(String::new, |estimate| format!("time: {estimate}\n"));
     let summary = format!(
-        "output: {} of tensors, and a header with the tokenizer\npeak memory: about {}\nnothing was written",
+        "output: {} of tensors, and a header with the tokenizer\npeak memory: about {}\n{estimate}nothing was written",
         bytes(report.written.bytes),
         bytes(report.peak_memory_bytes)
     );

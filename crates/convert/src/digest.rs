@@ -24,10 +24,7 @@ pub(crate) struct FileDigest {
 impl FileDigest {
     /// Reads the file at `path`; `None` once `go_on`, which is asked with the position before every block and may
     /// keep the reader waiting, says no.
-    pub fn of(
-        path: &Path,
-        go_on: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<Option<FileDigest>, ConvertError> {
+    pub fn of(path: &Path, go_on: &mut dyn FnMut(u64) -> bool) -> Result<Option<FileDigest>, ConvertError> {
         let mut file = File::open(path).map_err(ConvertError::io(path, "open it"))?;
         let mut hash = Sha256::new();
         let mut block = vec![0; BLOCK];

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use basert_format::{
     BaseWriter, ComputeRegion, Header, HeaderFlags, LayerDescriptor, LayerKind, LayerPrecision, MmProj,
-    Output, QuantScheme, Source as HeaderSource,
+    Output, QuantScheme, Source as HeaderSource, SourceFormat,
 };
 use basert_quant::Encoding;
 
@@ -20,7 +20,8 @@ use crate::source::{Plan, Source};
 use crate::storage::{self, Stored};
 use crate::trail::Trail;
 use crate::{
-    Convention, ConvertError, Options, Progress, Report, Target, convention, digest, encode, options, pipeline,
+    Convention, ConvertError, Options, Progress, Report, Target, convention, digest, encode, estimate,
+    options, pipeline,
 };
 
 /// Metadata key that holds the target as it was asked for.
@@ -104,8 +105,9 @@ pub fn convert_to(
     Ok(report)
 }
 
-/// What [`convert`] would do, from headers and configuration alone; nothing of the weights is read and nothing
-/// written. What depends on values stays open: errors are not measured, and scales are taken for ordinary ones.
+/// What [`convert`] would do, from headers and configuration alone; nothing is written, and of the weights only a sample
+/// is read, to time it. What depends on values stays open: errors are not measured, and scales are taken for ordinary
+/// ones.
 ///
 /// # Errors
 /// As [`convert`], for everything that headers show.
@@ -118,6 +120,8 @@ pub fn plan(source: &Path, options: &Options) -> Result<Report, ConvertError> {
     let mut report = empty_report(&plan, options);
     let tensors = store_all(&plan, options, None, &mut report)?;
     refuse_losses(&plan, &tensors, options)?;
+    let estimate = estimate::estimate(&source, &plan.inventory, &tensors, options.thread_count())?;
+    report.estimate = Some(estimate);
     report.seconds = started.elapsed().as_secs_f64();
     Ok(report)
 }
@@ -254,8 +258,16 @@ fn store_all(
         }
         tensors.push(stored);
     }
-    report.peak_memory_bytes = pipeline::peak_bytes(&plan.inventory, &tensors, options.thread_count());
+    let pipeline = pipeline::peak_bytes(&plan.inventory, &tensors, options.thread_count());
+    report.peak_memory_bytes = pipeline + tokenizer_bytes(plan);
     Ok(tensors)
+}
+
+/// About the most bytes that checking the tokenizer and putting it into the header takes. Measured with SmolLM2's, as a
+/// multiple of its JSON: vocabulary and merges become tables, and from GGUF they are JSON values first.
+fn tokenizer_bytes(plan: &Plan<'_>) -> u64 {
+    let multiple = if plan.format == SourceFormat::Gguf { 64 } else { 32 };
+    multiple * plan.tokenizer.values().map(|value| value.get().len() as u64).sum::<u64>()
 }
 
 fn count(report: &mut Report, stored: &Stored, fallback: Option<Fallback>) {
@@ -294,6 +306,7 @@ fn empty_report(plan: &Plan<'_>, options: &Options) -> Report {
         dropped: plan.dropped.clone(),
         convention: plan.convention.map(Convention::name),
         peak_memory_bytes: 0,
+        estimate: None,
         notes: plan.notes.clone(),
         seconds: 0.0,
     }

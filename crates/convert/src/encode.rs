@@ -38,6 +38,28 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
+    /// Of `values` and what became of them, as many. Eight running sums, because one would wait for its own last result
+    /// with every value.
+    fn of(values: &[f32], decoded: &[f32]) -> Measured {
+        let (mut largest, mut max_error, mut squares) = ([0.0f32; 8], [0.0f32; 8], [0.0f64; 8]);
+        let mut add = |lane: usize, value: f32, decoded: f32| {
+            let (value, error) = (value.abs(), (value - decoded).abs());
+            largest[lane] = if value > largest[lane] { value } else { largest[lane] };
+            max_error[lane] = if error > max_error[lane] { error } else { max_error[lane] };
+            squares[lane] += f64::from(error) * f64::from(error);
+        };
+        let ((values, rest), (decoded, rest_decoded)) = (values.as_chunks::<8>(), decoded.as_chunks::<8>());
+        for (values, decoded) in values.iter().zip(decoded) {
+            (0..8).for_each(|lane| add(lane, values[lane], decoded[lane]));
+        }
+        rest.iter().zip(rest_decoded).for_each(|(&value, &decoded)| add(0, value, decoded));
+        Measured {
+            largest: largest.into_iter().fold(0.0, f32::max),
+            max_error: max_error.into_iter().fold(0.0, f32::max),
+            squares: squares.into_iter().sum(),
+        }
+    }
+
     /// Of the values of both, those of `self` first.
     pub fn join(self, other: Measured) -> Measured {
         Measured {
@@ -184,13 +206,7 @@ impl<'a> Worker<'a> {
         self.encoding
             .decode(&self.encoded, count, 0, &mut self.decoded)
             .map_err(|cause| encode_error(self.inventory, self.recipe, cause))?;
-        let mut measured = Measured::default();
-        for (value, decoded) in self.values.iter().zip(&self.decoded) {
-            let error = (value - decoded).abs();
-            measured.largest = measured.largest.max(value.abs());
-            measured.max_error = measured.max_error.max(error);
-            measured.squares += f64::from(error) * f64::from(error);
-        }
+        let measured = Measured::of(&self.values, &self.decoded);
         if !self.stored.verdict.is_exact() {
             return Ok(measured);
         }

@@ -4,7 +4,7 @@
 //! for every canonical tensor (`recipe`: names, row orders, norm offsets, one file per kind of source),
 //! moves or quantises tensor by tensor and writes the output. Nothing is guessed and nothing dropped unsaid: a
 //! tensor that no recipe knows is an error, every written tensor is decoded again and compared, and the [`Report`]
-//! has a [`Verdict`] on each. [`plan`] makes the same report from headers alone.
+//! has a [`Verdict`] on each. [`plan`] makes the same report from headers alone, with an [`Estimate`] of the time.
 //!
 //! Only arithmetic on bytes from files lives here, none of a model's forward pass.
 
@@ -13,6 +13,7 @@ mod digest;
 mod driver;
 mod encode;
 mod error;
+mod estimate;
 pub mod gguf;
 mod options;
 mod pipeline;
@@ -30,6 +31,7 @@ mod trail;
 pub use convention::Convention;
 pub use driver::{GENERATION_KEY, check_output, convert, convert_to, plan, resolve_target};
 pub use error::ConvertError;
+pub use estimate::Estimate;
 pub use options::{Options, Target};
 pub use progress::{Progress, Silent};
 pub use report::{Count, Dropped, Fallback, Report, TensorReport, Verdict};

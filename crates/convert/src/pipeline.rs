@@ -74,7 +74,7 @@ impl Pipeline<'_> {
         let pieces = pieces(self.tensors, first);
         let (free, buffers) = channel();
         let (done, encoded) = channel();
-        (0..buffer_count(self.threads)).for_each(|_| {
+        (0..buffer_count(self.threads as u64)).for_each(|_| {
             // The other end is open: it is below.
             let _ = free.send(Encoded::default());
         });
@@ -225,12 +225,18 @@ fn piece_rows(stored: &Stored) -> usize {
 }
 
 /// One buffer for every worker, and as many that wait for the writer.
-fn buffer_count(threads: usize) -> usize {
+fn buffer_count(threads: u64) -> u64 {
     2 * threads + 2
 }
 
-/// Most bytes that converting `tensors` takes at a time: workers' buffers, the pages of the source that they are at,
-/// pieces on their way to the writer, scales and biases that are kept back.
+/// Bytes that the program takes by itself: its code, buffers of the hash, what the allocator keeps.
+const PROGRAM: u64 = 20 << 20;
+
+/// Pages that the system may map at once, at both ends of what a worker looks at.
+const LARGE_PAGE: u64 = 2 << 20;
+
+/// About the most bytes that converting `tensors` takes at a time: the program, workers' buffers, the pages of the source
+/// that they are at, pieces on their way to the writer, scales and biases that are kept back.
 pub(crate) fn peak_bytes(inventory: &Inventory<'_>, tensors: &[Stored], threads: usize) -> u64 {
     let (mut worker, mut source, mut piece, mut kept) = (0, 0, 0, 0);
     for stored in tensors {
@@ -238,7 +244,8 @@ pub(crate) fn peak_bytes(inventory: &Inventory<'_>, tensors: &[Stored], threads:
         let rows = piece_rows(stored).min(recipe.rows());
         let elements = (rows * recipe.width) as u64;
         worker = worker.max(encode::buffer_bytes(recipe.width));
-        piece = piece.max(stored.bytes * elements / (recipe.elements() as u64).max(1));
+        let share = u128::from(stored.bytes) * u128::from(elements) / (recipe.elements() as u128).max(1);
+        piece = piece.max(share as u64);
         if let Ok(regions) = stored.planned.encoding.regions(recipe.elements() as u64) {
             kept = kept.max(regions.scales + regions.biases);
         }
@@ -248,6 +255,6 @@ pub(crate) fn peak_bytes(inventory: &Inventory<'_>, tensors: &[Stored], threads:
         });
         source = source.max(bytes.sum::<usize>() as u64);
     }
-    let threads_too = buffer_count(threads) as u64 * piece + threads as u64 * (worker + source);
-    threads_too + kept
+    let threads = threads as u64;
+    PROGRAM + buffer_count(threads) * piece + threads * (worker + source + 2 * LARGE_PAGE) + kept
 }

@@ -55,7 +55,10 @@ impl Identity {
     /// The first thing in which work that was begun as `earlier` differs, as a sentence's end.
     fn difference(&self, earlier: &Identity) -> Option<String> {
         if earlier.version != self.version {
-            return Some(format!("version {} of this program, and this is {}", earlier.version, self.version));
+            return Some(format!(
+                "version {} of this program, and this is {}",
+                earlier.version, self.version
+            ));
         }
         let options = self.options.keys().chain(earlier.options.keys());
         for name in options {
@@ -172,7 +175,9 @@ impl Journal {
         self.keep(0)?;
         self.append(identity)?;
         // An unfinished file must not outlive its journal.
-        self.file.sync_all().map_err(ConvertError::io(&self.path, "write it"))
+        let begun = self.file.sync_all().and_then(|()| self.file.stream_position());
+        self.begin = begun.map_err(ConvertError::io(&self.path, "write it"))?;
+        Ok(())
     }
 
     fn append(&mut self, line: &impl Serialize) -> Result<(), ConvertError> {

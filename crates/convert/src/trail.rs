@@ -111,7 +111,10 @@ impl<'a> Trail<'a> {
                 self.maps[file].1.prefetch(start..start.saturating_add(2 * READ_AHEAD as usize));
             }
             let early = |state: &State| {
-                file >= state.file && position >= state.reached[file] + AHEAD && !state.ended && !state.cancelled
+                file >= state.file
+                    && position >= state.reached[file] + AHEAD
+                    && !state.ended
+                    && !state.cancelled
             };
             while early(&state) {
                 state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);

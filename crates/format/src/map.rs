@@ -62,8 +62,9 @@ impl FileMap {
         {
             // SAFETY: the advice is dangerous only for pages with content of their own. Those of a read-only map of
             // a file have none: the next access reads the same bytes from the file.
-            let released =
-                unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, part.len()) };
+            let released = unsafe {
+                self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, part.len())
+            };
             // Advice that is not taken costs memory, and changes no result.
             let _ = released;
         }

@@ -356,7 +356,10 @@ impl BaseWriter {
 impl fmt::Debug for BaseWriter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let progress = (self.written, self.entries.len());
-        f.debug_struct("BaseWriter").field("output", &self.output).field("written", &progress).finish_non_exhaustive()
+        f.debug_struct("BaseWriter")
+            .field("output", &self.output)
+            .field("written", &progress)
+            .finish_non_exhaustive()
     }
 }
 

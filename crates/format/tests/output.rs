@@ -74,7 +74,9 @@ fn a_payload_in_parts_is_the_payload_in_one() {
     let mut writer = writer(&Output::new(&file));
     writer.write_part(&[0; 5]).expect("written");
     for part in [&[0u8; 4][..], &[0; 9]] {
-        assert!(writer.write_part(part).expect_err("too long").to_string().contains("`a` should have 8 bytes"));
+        assert!(
+            writer.write_part(part).expect_err("too long").to_string().contains("`a` should have 8 bytes")
+        );
     }
     assert!(writer.write_tensor(&[0; 8]).is_err(), "a whole tensor in the middle of one");
     assert!(writer.finish(|_| {}).expect_err("incomplete").to_string().contains("only 0 of 3"));
@@ -108,7 +110,9 @@ fn kept_work_is_taken_over_up_to_the_first_torn_tensor() {
         let checksums: Vec<u64> =
             parts.iter().filter_map(|part| writer.write_part(part).expect("written")).collect();
         // Left at the very end, slot and all.
-        writer.write_slot(SlotKind::Custom, SlotFlags::default(), b"a slot of another length").expect("written");
+        writer
+            .write_slot(SlotKind::Custom, SlotFlags::default(), b"a slot of another length")
+            .expect("written");
         checksums
     };
     let blob = 65536;
@@ -118,7 +122,12 @@ fn kept_work_is_taken_over_up_to_the_first_torn_tensor() {
         fs::write(&partial, bytes).expect("written");
     };
     let truncate = |length: u64| {
-        fs::OpenOptions::new().write(true).open(&partial).expect("opened").set_len(length).expect("truncated");
+        fs::OpenOptions::new()
+            .write(true)
+            .open(&partial)
+            .expect("opened")
+            .set_len(length)
+            .expect("truncated");
     };
     let damages: [(usize, &dyn Fn()); 5] = [
         (3, &|| {}),
@@ -187,7 +196,8 @@ fn nothing_appears_after_the_output_was_abandoned() {
 fn a_file_that_no_disk_can_hold_is_refused_before_anything_is_written() {
     let dir = tempdir().expect("temporary directory");
     let huge = vec![planned("huge", &[1 << 50], F32)];
-    let refused = BaseWriter::create(&dir.path().join("m.base"), header(), huge).expect_err("4 PiB").to_string();
+    let refused =
+        BaseWriter::create(&dir.path().join("m.base"), header(), huge).expect_err("4 PiB").to_string();
     assert!(refused.contains("m.base: cannot reserve space for it"), "{refused}");
     assert_eq!(entries(dir.path()), [""; 0]);
 }

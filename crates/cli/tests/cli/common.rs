@@ -5,7 +5,7 @@ use std::process::{Child, Command, Output};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Runs the command with words and paths as arguments.
@@ -211,4 +211,44 @@ pub fn names(folder: &Path) -> Vec<String> {
         std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
+}
+
+/// Makes a llama in `dir` whose embedding table is a hole of `bytes` (a power of two) in its file: much to convert, and
+/// nothing on the disk.
+pub fn with_hole(dir: &Path, bytes: u64) {
+    let tiny = fixture("llama-tiny");
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(tiny.join(name), dir.join(name)).unwrap();
+    }
+    let mut config: Value =
+        serde_json::from_slice(&std::fs::read(tiny.join("config.json")).unwrap()).unwrap();
+    let vocab = bytes / 256;
+    config["vocab_size"] = json!(vocab);
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+
+    let original = std::fs::read(tiny.join("model.safetensors")).unwrap();
+    let (header, data) = split_safetensors(&original);
+    let mut tensors: Vec<(String, Value)> = header.as_object().unwrap().clone().into_iter().collect();
+    let shift = data.len() as u64;
+    for (name, tensor) in &mut tensors {
+        if name.as_str() == "model.embed_tokens.weight" {
+            tensor["shape"][0] = json!(vocab);
+            tensor["data_offsets"] = json!([shift, shift + bytes]);
+        }
+    }
+    // The old table's bytes are covered by a tensor that the model ignores: safetensors allows no gaps.
+    let old = header["model.embed_tokens.weight"].clone();
+    tensors.push(("model.layers.0.self_attn.rotary_emb.inv_freq".into(), old));
+    let header = Value::Object(tensors.into_iter().collect()).to_string();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.extend(data);
+    std::fs::write(dir.join("model.safetensors"), &file).unwrap();
+    let handle = std::fs::OpenOptions::new().write(true).open(dir.join("model.safetensors")).unwrap();
+    handle.set_len(file.len() as u64 + bytes).unwrap();
+}
+
+fn split_safetensors(bytes: &[u8]) -> (Value, &[u8]) {
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    (serde_json::from_slice(&bytes[8..8 + len]).unwrap(), &bytes[8 + len..])
 }

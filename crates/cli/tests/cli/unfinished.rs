@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::{Said, basert, checkpoint, fixture, names, send, wait_for_unfinished};
+use crate::common::{Said, basert, checkpoint, fixture, names, send, with_hole};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -260,20 +260,24 @@ fn work_that_was_begun_from_something_else_is_not_continued() {
     refused(&["--group", "32"], &["group of the target, and now it is 32"]);
     refused(&["--scales", "bf16"], &["scales f16, and now it is bf16"]);
 
-    // A byte changed, at the same size; then another size.
-    let shard = source.path().join("a.safetensors");
-    let bytes = fs::read(&shard).unwrap();
+    // Written again at the same size; then at another; then a file more.
     let config = source.path().join("config.json");
-    let text = fs::read_to_string(&config).unwrap();
-    fs::write(&shard, &bytes).unwrap();
-    refused(&[], &["a.safetensors", "another modification time"]);
-    fs::write(&config, format!("{text} ")).unwrap();
+    let (text, modified) = (fs::read(&config).unwrap(), fs::metadata(&config).unwrap().modified().unwrap());
+    let write = |text: &[u8], seconds: u64| {
+        fs::write(&config, text).unwrap();
+        let file = fs::File::options().write(true).open(&config).unwrap();
+        file.set_modified(modified + Duration::from_secs(seconds)).unwrap();
+    };
+    write(&text, 1);
+    refused(&[], &["config.json", "another modification time"]);
+    write(&[&text[..], b" "].concat(), 0);
     refused(&[], &["config.json", "bytes, and now"]);
+    write(&text, 0);
     fs::write(source.path().join("generation_config.json"), "{}").unwrap();
-    fs::write(&config, &text).unwrap();
-    refused(&[], &["config.json"]);
+    refused(&[], &["generation_config.json", "no such file"]);
+    fs::remove_file(source.path().join("generation_config.json")).unwrap();
 
-    // Threads are not part of it, and a foreign file of that name is not touched.
+    // A foreign file of that name is not touched.
     fs::remove_file(dir.path().join("m.base.partial.journal")).unwrap();
     let said = said(convert(source.path(), &out, &["--resume"]).output().unwrap());
     said.fails_with(&["m.base.partial", "there is no journal beside it"]);
@@ -283,14 +287,14 @@ fn work_that_was_begun_from_something_else_is_not_continued() {
 #[test]
 fn threads_may_change_between_attempts_and_one_attempt_runs_at_a_time() {
     let source = large();
-    let (expected, whole) = reference(source.path());
+    let (expected, _) = reference(source.path());
     let dir = tempfile::tempdir().unwrap();
     let out = half(source.path(), dir.path());
     let mut first = convert(source.path(), &out, &["--resume"]).spawn().unwrap();
-    wait_for_unfinished(&mut first, dir.path());
+    wait_until_open(&mut first, &dir.path().join("m.base.partial"));
     send(&first, "STOP");
-    std::thread::sleep(whole / 50);
-    if dir.path().join("m.base.partial.journal").exists() && !out.exists() {
+    // Stopped, it cannot close what is open now.
+    if has_open(&first, &dir.path().join("m.base.partial.journal")) {
         let second = said(convert(source.path(), &out, &["--resume"]).output().unwrap());
         second.fails_with(&["another conversion is writing it"]);
     }
@@ -319,7 +323,7 @@ fn an_interrupt_keeps_unfinished_work_only_if_that_was_asked_for() {
     assert_eq!(names(dir.path()), ["m.base"]);
 
     let mut child = convert(source.path(), &out, &["--resume", "--force"]).spawn().unwrap();
-    wait_for_partial(&mut child, dir.path());
+    wait_until_open(&mut child, &dir.path().join("m.base.partial"));
     send(&child, "INT");
     let said = said(child.wait_with_output().unwrap());
     if said.code != Some(0) {
@@ -329,12 +333,20 @@ fn an_interrupt_keeps_unfinished_work_only_if_that_was_asked_for() {
     }
 }
 
-fn wait_for_partial(child: &mut Child, dir: &Path) {
+/// Waits until a running command has a file open, or has ended.
+fn wait_until_open(child: &mut Child, file: &Path) {
     let deadline = Instant::now() + Duration::from_secs(60);
-    while !dir.join("m.base.partial").exists() && child.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < deadline, "the command never starts writing");
+    while !has_open(child, file) && child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < deadline, "the command never opens {}", file.display());
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Whether a command has a file open at this moment.
+fn has_open(child: &Child, file: &Path) -> bool {
+    let file = file.canonicalize().unwrap_or_default();
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", child.id())).into_iter().flatten();
+    descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).any(|target| target == file)
 }
 
 #[test]
@@ -349,7 +361,16 @@ fn a_deterministic_failure_is_the_same_with_any_number_of_threads() {
     let dir = tempfile::tempdir().unwrap();
     let error = |threads: &str| {
         let out = dir.path().join("m.base");
-        let said = said(basert().arg("convert").arg(source.path()).arg("-o").arg(out).args(["-t", threads]).output().unwrap());
+        let said = said(
+            basert()
+                .arg("convert")
+                .arg(source.path())
+                .arg("-o")
+                .arg(out)
+                .args(["-t", threads])
+                .output()
+                .unwrap(),
+        );
         assert_eq!(names(dir.path()), Vec::<String>::new());
         said.fails_with(&["NaN", "the checkpoint is damaged"]).err
     };
@@ -357,4 +378,23 @@ fn a_deterministic_failure_is_the_same_with_any_number_of_threads() {
     for threads in ["2", "3", "8"] {
         assert_eq!(error(threads), first);
     }
+}
+
+/// The source, mapped, and the output would each take more than this at once.
+#[test]
+#[cfg(target_os = "linux")]
+fn memory_does_not_grow_with_the_largest_tensor() {
+    const TENSOR: u64 = 1 << 29;
+    let (source, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    with_hole(source.path(), TENSOR);
+    let mut child = convert(source.path(), &dir.path().join("m.base"), &[]).spawn().unwrap();
+    let mut peak = 0;
+    while child.try_wait().unwrap().is_none() {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        peak = line.map_or(peak, |line| line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    said(child.wait_with_output().unwrap()).ok();
+    assert!(peak > 0 && peak < TENSOR / 4, "{peak} bytes");
 }

@@ -185,7 +185,8 @@ impl Module<'_> {
 
     /// See [`super::SourceTensor::row_bytes`].
     pub fn row_bytes(&self, rows: Range<usize>) -> [&[u8]; 3] {
-        self.rows(rows.start, rows.len()).map_or([&[]; 3], |arrays| [arrays.codes, arrays.scales, arrays.biases])
+        self.rows(rows.start, rows.len())
+            .map_or([&[]; 3], |arrays| [arrays.codes, arrays.scales, arrays.biases])
     }
 
     fn rows(&self, row: usize, rows: usize) -> Result<MlxArrays<'_>, QuantError> {

@@ -88,7 +88,9 @@ impl SourceTensor<'_> {
     /// Rows that are not there have none.
     pub fn row_bytes(&self, rows: Range<usize>, width: usize) -> [&[u8]; 3] {
         match &self.data {
-            Data::Blocks { .. } => [self.blocks(rows.start, width, rows.len() * width).unwrap_or(&[]), &[], &[]],
+            Data::Blocks { .. } => {
+                [self.blocks(rows.start, width, rows.len() * width).unwrap_or(&[]), &[], &[]]
+            }
             Data::Module(module) => module.row_bytes(rows),
             Data::Unreadable { bytes, .. } => [bytes, &[], &[]],
         }
