@@ -9,7 +9,7 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Mutex, PoisonError};
 
 use basert_format::BaseWriter;
@@ -22,6 +22,10 @@ use crate::trail::Trail;
 
 /// Elements of a piece: the source's and the output's share of one stay below 4 MiB.
 const PIECE_ELEMENTS: usize = 1 << 19;
+
+/// Bytes after which the disk is asked to take what is written. The system would let gigabytes pile up, and the end of
+/// the conversion would wait for all of them.
+const FLUSH_BYTES: u64 = 64 << 20;
 
 /// Rows of one tensor that are converted at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,8 +89,13 @@ impl Pipeline<'_> {
                 scope.spawn(move || self.work(pieces, next, &done));
             }
             drop(done);
-            // Both ends go when this returns, which ends the workers.
-            self.write(&pieces, (free, encoded), writer, watch)
+            let flusher = writer.flusher()?;
+            let (flush, requests) = sync_channel::<()>(1);
+            let flushing = scope.spawn(move || requests.iter().try_for_each(|()| flusher.flush()));
+            // All ends go when this returns, which ends the workers and the flushing.
+            let written = self.write(&pieces, (free, encoded, flush), writer, watch);
+            flushing.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+            written
         })
     }
 
@@ -138,12 +147,13 @@ impl Pipeline<'_> {
     fn write(
         &self,
         pieces: &[Piece],
-        (free, encoded): (Sender<Encoded>, Receiver<(usize, Outcome)>),
+        (free, encoded, flush): (Sender<Encoded>, Receiver<(usize, Outcome)>, SyncSender<()>),
         writer: &mut BaseWriter,
         watch: &mut dyn Watch,
     ) -> Result<(), ConvertError> {
         let mut early: BTreeMap<usize, Outcome> = BTreeMap::new();
         let mut tensor = OpenTensor::default();
+        let mut unflushed = 0;
         for (index, piece) in pieces.iter().enumerate() {
             let result = loop {
                 match early.remove(&index) {
@@ -163,6 +173,14 @@ impl Pipeline<'_> {
             if let Some(checksum) = tensor.write(writer, &buffer, piece.last)? {
                 watch.written(piece.tensor, tensor.measured, checksum)?;
                 tensor = OpenTensor::default();
+            }
+            unflushed += buffer.regions.iter().map(|region| region.len() as u64).sum::<u64>();
+            if unflushed >= FLUSH_BYTES {
+                unflushed = 0;
+                // A request that is waiting covers this one too; a flush that failed has its own error.
+                if let Err(TrySendError::Disconnected(())) = flush.try_send(()) {
+                    return Ok(());
+                }
             }
             // No worker is left to take it when the last pieces are on their way.
             let _ = free.send(buffer);

@@ -32,7 +32,7 @@ pub use output::Output;
 pub use reader::{BaseFile, DtypeTotal, TensorView};
 pub use slots::{SlotInfo, SlotKind};
 pub use tensor::TensorEntry;
-pub use writer::{BaseWriter, PlannedTensor};
+pub use writer::{BaseWriter, Flusher, PlannedTensor};
 
 /// The first four bytes of every `.base` file.
 pub const MAGIC: [u8; 4] = *b"BASE";

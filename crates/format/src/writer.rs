@@ -5,8 +5,9 @@
 //! blob.
 
 use std::fmt;
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use basert_quant::Encoding;
 use xxhash_rust::xxh64::{Xxh64, xxh64};
@@ -198,6 +199,15 @@ impl BaseWriter {
         Ok(Some(checksum))
     }
 
+    /// A handle with which another thread can have the disk take what is written, while this one goes on writing.
+    ///
+    /// # Errors
+    /// If the system has no descriptor left.
+    pub fn flusher(&self) -> Result<Flusher, FormatError> {
+        let file = self.unfinished.file.try_clone().map_err(|cause| self.io("open it again", cause))?;
+        Ok(Flusher { out: self.output.path().to_owned(), file })
+    }
+
     /// Writes the header as it stands and opens the unfinished file as what it is going to be, for a last look before
     /// slots and [`BaseWriter::finish`]. The file's path may mean something to this process only.
     ///
@@ -350,6 +360,24 @@ impl BaseWriter {
 
     fn io(&self, action: &'static str, cause: io::Error) -> FormatError {
         self.error(Fault::Io { action, cause })
+    }
+}
+
+/// See [`BaseWriter::flusher`].
+#[derive(Debug)]
+pub struct Flusher {
+    out: PathBuf,
+    file: File,
+}
+
+impl Flusher {
+    /// Returns when everything that was written before is on the disk.
+    ///
+    /// # Errors
+    /// A write that failed after the system had accepted it. It is reported once, here or by the writer.
+    pub fn flush(&self) -> Result<(), FormatError> {
+        let flushed = self.file.sync_data();
+        flushed.map_err(|cause| FormatError::new(&self.out, Fault::Io { action: "write it", cause }))
     }
 }
 
