@@ -171,3 +171,72 @@ impl Drop for Conversion<'_> {
         self.trail.end(!self.complete);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use basert_quant::GgmlType;
+
+    use super::*;
+    use crate::recipe::{Data, SourceTensor};
+
+    /// A file of a hole, one f32 tensor with rows of a mebibyte.
+    fn with_trail(act: impl FnOnce(&Trail<'_>)) {
+        const WIDTH: usize = 1 << 18;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(3 * AHEAD).unwrap();
+        let map = FileMap::open(file.path()).unwrap();
+        let tensor = SourceTensor {
+            name: "t",
+            file: file.path(),
+            shape: vec![map.len() / 4 / WIDTH, WIDTH],
+            data: Data::Blocks { ty: GgmlType::F32, bytes: &map },
+        };
+        let inventory = Inventory::new(file.path(), vec![tensor], str::to_owned).unwrap();
+        act(&Trail::new(&inventory, vec![(file.path(), &map)], [0].into_iter()));
+    }
+
+    #[test]
+    fn the_hash_waits_for_the_conversion_and_never_for_one_that_has_stopped() {
+        with_trail(|trail| {
+            let conversion = trail.conversion();
+            assert!(trail.keep_step(Some(0), AHEAD - 1));
+            // Files without tensors are nobody's to wait for.
+            assert!(trail.keep_step(None, 10 * AHEAD));
+            std::thread::scope(|scope| {
+                let (told, passed) = channel();
+                scope.spawn(move || {
+                    for position in [AHEAD, 2 * AHEAD] {
+                        told.send((position, trail.keep_step(Some(0), position))).unwrap();
+                    }
+                });
+                assert!(passed.try_recv().is_err(), "it is too far ahead");
+                trail.reach(&[Span { tensor: 0, rows: 3..4 }], 1 << 18);
+                assert_eq!(passed.recv().unwrap(), (AHEAD, true));
+                assert!(passed.try_recv().is_err(), "it is too far ahead");
+                drop(conversion);
+                assert_eq!(passed.recv().unwrap(), (2 * AHEAD, false));
+            });
+        });
+        with_trail(|trail| {
+            trail.conversion().complete();
+            assert!(trail.keep_step(Some(0), 3 * AHEAD));
+        });
+    }
+
+    #[test]
+    fn what_is_released_can_be_read_again() {
+        with_trail(|trail| {
+            let (spans, width) = ([Span { tensor: 0, rows: 1..2 }], 1 << 18);
+            let sum = || {
+                let [bytes, ..] = trail.inventory.tensor(0).row_bytes(1..2, width);
+                bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>()
+            };
+            assert_eq!(sum(), 0);
+            trail.release(&spans, width);
+            trail.release_all();
+            assert_eq!(sum(), 0);
+        });
+    }
+}

@@ -114,12 +114,15 @@ fn a_shard_that_ends_early_is_named_wherever_it_ends() {
     }
 }
 
+/// Another shape of as many elements.
+type Lie = fn(&[usize]) -> Vec<usize>;
+
 /// The bytes are there, but not in that shape: rows and columns exchanged, and a product that is right by accident.
 #[test]
 fn shapes_that_lie_about_the_same_bytes_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let toy = Toy::hybrid(4, false);
-    let lies: [fn(&[usize]) -> Vec<usize>; 3] = [
+    let lies: [Lie; 3] = [
         |shape| shape.iter().rev().copied().collect(),
         |shape| vec![shape.iter().product()],
         |shape| vec![1, shape.iter().product()],

@@ -86,3 +86,29 @@ impl AsRef<[u8]> for FileMap {
         &self.map
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn released_and_prefetched_parts_read_the_same() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let bytes: Vec<u8> = (0..300_000u32).map(|i| (i % 251) as u8).collect();
+        std::fs::write(file.path(), &bytes).unwrap();
+        let map = FileMap::open(file.path()).unwrap();
+        for (start, end) in [(0, 300_000), (1, 2), (4095, 8193), (299_999, 300_000), (7, 7)] {
+            assert!(map[..] == bytes);
+            assert_eq!(map.offset_of(&map[start..end]), Some(start));
+            map.release(&map[start..end]);
+            assert!(map[..] == bytes, "{start}..{end}");
+            map.prefetch(start..end);
+        }
+        // Nothing of another place in memory is touched.
+        assert_eq!(map.offset_of(&bytes), None);
+        map.release(&bytes);
+        map.prefetch(299_999..usize::MAX);
+        map.prefetch(400_000..500_000);
+        assert!(map[..] == bytes);
+    }
+}

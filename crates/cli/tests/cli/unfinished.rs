@@ -57,7 +57,8 @@ fn large() -> TempDir {
 
 fn convert(source: &Path, out: &Path, more: &[&str]) -> Command {
     let mut command = basert();
-    command.arg("convert").arg(source).arg("-o").arg(out).args(["--target", "q4", "-t", "1"]).args(more);
+    command.arg("convert").arg(source).arg("-o").arg(out).args(["--target", "q4"]).args(more);
+    command.env("BASERT_THREADS", "1");
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -167,6 +168,7 @@ fn stopped(source: &Path, out: &Path, more: &[&str]) -> Said {
     let inner = convert(source, out, &[&["--resume"], more].concat());
     let mut shell = Command::new("sh");
     shell.args(["-c", "ulimit -f 8000; exec \"$@\"", "sh"]).arg(inner.get_program()).args(inner.get_args());
+    shell.env("BASERT_THREADS", "1");
     said(shell.output().unwrap()).fails_with(&["m.base", "File too large"])
 }
 
