@@ -102,12 +102,14 @@ Examples:
   basert convert smollm2-q4_1.gguf                   keeps every quantised tensor exactly
   basert convert ./Qwen3.5-4B-MLX-4bit --plan        says what would become of every tensor
   basert convert ./Qwen3-0.6B --json | jq .fallbacks
+  basert convert ./Qwen3.5-35B-A3B --resume          continues where an earlier attempt stopped
 
 A quantised source is converted without loss, or refused; --allow-quant-from-quant permits the loss. Exactness is \
 proved during the conversion by decoding both sides. Before the file appears, a short text is run through it and through \
 the source's own values; the evidence is kept in the file, and a model that reads English as noise is refused.
 
-The output appears whole or not at all: ^C and errors leave nothing behind. Set SOURCE_DATE_EPOCH to choose \
+The output appears whole or not at all: ^C, errors and even a kill leave nothing behind. With --resume, unfinished \
+work stays in OUTPUT.partial, and the same command continues it to the same file. Set SOURCE_DATE_EPOCH to choose \
 the creation time in the file; otherwise it is the newest modification time among the source files.";
 
 #[derive(Args, Debug)]
@@ -157,6 +159,10 @@ pub struct ConvertArgs {
     /// Replace the output file if it exists
     #[arg(long)]
     pub force: bool,
+
+    /// Keep unfinished work in OUTPUT.partial when interrupted, and continue from it if it is there
+    #[arg(long, conflicts_with = "plan")]
+    pub resume: bool,
 
     /// Worker threads [default: the CPUs this process may use, by affinity and cgroup quota]
     #[arg(

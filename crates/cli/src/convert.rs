@@ -3,15 +3,13 @@
 use std::error::Error;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use basert_convert::{ConvertError, Options, Progress, Report, same_file};
-use basert_format::Header;
+use basert_convert::{ConvertError, Options, Progress, Report, SelfCheck, same_file};
+use basert_format::{Header, Output};
 use basert_measure::{Check, QualityRecord};
 use basert_text::Tokenizer;
 use indicatif::ProgressBar;
 use serde_json::json;
-use tempfile::TempDir;
 
 use crate::args::ConvertArgs;
 use crate::bundle::quoted;
@@ -45,19 +43,41 @@ pub fn run(args: &ConvertArgs) -> Outcome {
     };
     check_output(&args.source, &output, args.force)?;
 
-    let staging = Staging::create(&output, args.force)?;
+    let place = Output::new(&output).replace(args.force).keep(args.resume);
+    remark_on_unfinished(&place);
+    let unfinished = place.clone();
+    interrupt::on_interrupt(move || {
+        unfinished.abandon();
+        say_kept(&unfinished);
+    })?;
     let mut bar = Bar { bar: progress::bytes(0), pending: 0 };
-    let (source, file) = (&args.source, &staging.file);
-    let result = if args.no_check {
-        basert_convert::convert(source, file, &options, &mut bar)
-    } else {
-        let mut check = Check { tokenize: &tokenize, threads: args.threads };
-        basert_convert::convert_checked(source, file, &options, &mut bar, &mut check)
-    };
+    let mut check = Check { tokenize: &tokenize, threads: args.threads };
+    let check = if args.no_check { None } else { Some(&mut check as &mut dyn SelfCheck) };
+    let result = basert_convert::convert_to(&args.source, &place, &options, &mut bar, check);
     bar.bar.finish_and_clear();
-    let report = result.map_err(|e| staging.say_output(failed(&e)))?;
-    staging.publish()?;
+    let report = result.map_err(|e| {
+        if !matches!(e, ConvertError::Resume { .. }) {
+            say_kept(&place);
+        }
+        failed(&e)
+    })?;
     show(&report, &output, args.json)
+}
+
+/// Without --resume, unfinished work lies there unused; whoever left it may have forgotten the option.
+fn remark_on_unfinished(output: &Output) {
+    if let (None, Some(partial)) = (output.partial(), output.clone().keep(true).partial())
+        && partial.exists()
+    {
+        output::note(&format!("{} is left alone; --resume would continue it", partial.display()));
+    }
+}
+
+/// Says where unfinished work is, if there is any.
+fn say_kept(output: &Output) {
+    if let Some(partial) = output.partial().filter(|partial| partial.exists()) {
+        output::note(&format!("unfinished work is kept in {}; --resume continues it", partial.display()));
+    }
 }
 
 /// Ids of a text by a file's own tokenizer.
@@ -80,8 +100,9 @@ fn show_plan(report: &Report, as_json: bool) -> Outcome {
     if as_json {
         return output::print_json(&json!(report));
     }
+    let estimate = report.estimate.map_or_else(String::new, |estimate| format!("time: {estimate}\n"));
     let summary = format!(
-        "output: {} of tensors, and a header with the tokenizer\npeak memory: about {}\nnothing was written",
+        "output: {} of tensors, and a header with the tokenizer\npeak memory: about {}\n{estimate}nothing was written",
         bytes(report.written.bytes),
         bytes(report.peak_memory_bytes)
     );
@@ -129,76 +150,12 @@ fn check_output(source: &Path, output: &Path, force: bool) -> Outcome {
         return Err(Failure::new(format!("{} is both source and output", source.display())));
     }
     place::check(output, force)?;
+    let folder = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !folder.is_dir() {
+        let failure = Failure::new(format!("the folder of {} does not exist", output.display()));
+        return Err(failure.hint(format!("mkdir -p {}", quoted(folder))));
+    }
     basert_convert::check_output(source, output).map_err(|e| failed(&e))
-}
-
-/// A folder beside the output that holds the unfinished file, so that ^C can remove all of it at once, in the
-/// middle of a tensor, without the converter's help.
-struct Staging {
-    /// Removed when it is dropped.
-    folder: TempDir,
-    file: PathBuf,
-    output: PathBuf,
-    force: bool,
-}
-
-impl Staging {
-    fn create(output: &Path, force: bool) -> Outcome<Staging> {
-        // The handler stands before there is anything to remove, and waits while the folder is made.
-        let unfinished: Arc<Mutex<Option<PathBuf>>> = Arc::default();
-        let removed = Arc::clone(&unfinished);
-        interrupt::on_interrupt(move || {
-            if let Some(folder) = lock(&removed).take() {
-                // A file that appears while the folder is being emptied makes the first try fail.
-                let _ = (0..3).any(|_| std::fs::remove_dir_all(&folder).is_ok());
-            }
-        })?;
-        let mut unfinished = lock(&unfinished);
-        let parent = folder_of(output);
-        let folder = tempfile::Builder::new().prefix(".basert-convert-").tempdir_in(parent).map_err(|e| {
-            // The library's message names the staging folder, which means nothing to the user.
-            let e = std::io::Error::from(e.kind());
-            let failure = Failure::new(format!("cannot write to the folder of {}: {e}", output.display()));
-            if parent.exists() { failure } else { failure.hint(format!("mkdir -p {}", quoted(parent))) }
-        })?;
-        *unfinished = Some(folder.path().to_path_buf());
-        let name = output.file_name().unwrap_or("out.base".as_ref());
-        Ok(Staging { file: folder.path().join(name), folder, output: output.to_path_buf(), force })
-    }
-
-    /// The staged file is synced already; the rename is made durable through the folder.
-    fn publish(self) -> Outcome {
-        place::publish(&self.file, &self.output, self.force)?;
-        let synced = std::fs::File::open(folder_of(&self.output)).and_then(|folder| folder.sync_all());
-        synced.map_err(|e| Failure::new(format!("cannot sync the folder of {}: {e}", self.output.display())))
-    }
-
-    /// Errors about the staged file name the output that the user knows.
-    fn say_output(&self, failure: Failure) -> Failure {
-        match failure {
-            Failure::Error { message, hint } => {
-                let staged = self.file.display().to_string();
-                let message = message.replace(&staged, &self.output.display().to_string());
-                // Of a temporary file in the folder, the system's reason is all that can be said.
-                let at = format!(" at path {:?}", self.folder.path()).trim_end_matches('"').to_owned();
-                let message = match message.split_once(&at) {
-                    Some((reason, _)) => reason.to_owned(),
-                    None => message,
-                };
-                Failure::Error { message, hint }
-            }
-            other => other,
-        }
-    }
-}
-
-fn folder_of(output: &Path) -> &Path {
-    output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// A panic elsewhere does not make the path wrong.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Progress in bytes of the output; the tensor at work is the bar's message.

@@ -2,9 +2,9 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use crate::failure::{Failure, Outcome};
@@ -59,6 +59,16 @@ pub fn on_interrupt(mut clean_up: impl FnMut() + Send + 'static) -> Outcome {
         clean_up();
         exit(signal);
     })
+}
+
+/// From now on a file beyond the limit of the shell (`ulimit -f`) is an error of the write, which can be reported, and
+/// not the end of the process.
+///
+/// # Errors
+/// When the system refuses the handler.
+pub fn report_file_size_limit() -> Outcome {
+    let registered = signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
+    registered.map(drop).map_err(|e| Failure::new(format!("cannot handle SIGXFSZ: {e}")))
 }
 
 fn handle(mut handler: impl FnMut(u8) + Send + 'static) -> Outcome {

@@ -26,13 +26,14 @@ use std::process::ExitCode;
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
-    let result = match Cli::from_command_line().command {
+    let command = Cli::from_command_line().command;
+    let result = interrupt::report_file_size_limit().and_then(|()| match command {
         Command::Convert(args) => convert::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Complete(args) => complete::run(&args),
         Command::Eval(args) => eval::run(&args),
-    };
+    });
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

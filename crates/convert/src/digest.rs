@@ -4,7 +4,6 @@ use std::fmt::Write;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::UNIX_EPOCH;
 
 use sha2::{Digest, Sha256};
@@ -14,33 +13,57 @@ use crate::ConvertError;
 /// Bytes read at a time.
 const BLOCK: usize = 1 << 20;
 
-/// SHA-256 of one file, lower-case hex; `None` once `cancelled` is set.
-pub(crate) fn file(path: &Path, cancelled: &AtomicBool) -> Result<Option<String>, ConvertError> {
-    Ok(hash(path, cancelled)?.map(|(_, digest)| hex(&digest)))
+/// Size and SHA-256 of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileDigest {
+    path: PathBuf,
+    size: u64,
+    sha256: Vec<u8>,
 }
 
-/// SHA-256 over several files of a directory, lower-case hex; `None` once `cancelled` is set.
+impl FileDigest {
+    /// Reads the file at `path`; `None` once `go_on`, which is asked with the position before every block and may
+    /// keep the reader waiting, says no.
+    pub fn of(path: &Path, go_on: &mut dyn FnMut(u64) -> bool) -> Result<Option<FileDigest>, ConvertError> {
+        let mut file = File::open(path).map_err(ConvertError::io(path, "open it"))?;
+        let mut hash = Sha256::new();
+        let mut block = vec![0; BLOCK];
+        let mut size = 0;
+        while go_on(size) {
+            let count = file.read(&mut block).map_err(ConvertError::io(path, "read it"))?;
+            if count == 0 {
+                let sha256 = hash.finalize().to_vec();
+                return Ok(Some(FileDigest { path: path.to_owned(), size, sha256 }));
+            }
+            size += count as u64;
+            hash.update(&block[..count]);
+        }
+        Ok(None)
+    }
+
+    /// The SHA-256 in lower-case hex.
+    pub fn hex(&self) -> String {
+        hex(&self.sha256)
+    }
+}
+
+/// SHA-256 over several files of a directory, lower-case hex.
 ///
 /// The files are taken in the order of their names. For each one the hash takes in: the length of the name as
 /// u64, the name in UTF-8, the size of the file as u64, and the SHA-256 of its content (32 bytes); integers
 /// are little-endian.
-pub(crate) fn files(
-    directory: &Path,
-    files: &[PathBuf],
-    cancelled: &AtomicBool,
-) -> Result<Option<String>, ConvertError> {
-    let mut named: Vec<(String, &PathBuf)> =
-        files.iter().map(|path| (name_in(directory, path), path)).collect();
-    named.sort();
+pub(crate) fn combine(directory: &Path, files: Vec<FileDigest>) -> String {
+    let mut named: Vec<(String, FileDigest)> =
+        files.into_iter().map(|file| (name_in(directory, &file.path), file)).collect();
+    named.sort_by(|(a, _), (b, _)| a.cmp(b));
     let mut all = Sha256::new();
-    for (name, path) in named {
-        let Some((size, digest)) = hash(path, cancelled)? else { return Ok(None) };
+    for (name, FileDigest { size, sha256, .. }) in named {
         all.update((name.len() as u64).to_le_bytes());
         all.update(name.as_bytes());
         all.update(size.to_le_bytes());
-        all.update(digest);
+        all.update(sha256);
     }
-    Ok(Some(hex(&all.finalize())))
+    hex(&all.finalize())
 }
 
 /// Unix time in seconds of the newest of `files`.
@@ -54,33 +77,14 @@ pub(crate) fn newest(files: &[PathBuf]) -> Result<u64, ConvertError> {
     Ok(newest)
 }
 
-/// Size and SHA-256 of one file.
-fn hash(path: &Path, cancelled: &AtomicBool) -> Result<Option<(u64, Vec<u8>)>, ConvertError> {
-    let mut file = File::open(path).map_err(ConvertError::io(path, "open it"))?;
-    let mut hash = Sha256::new();
-    let mut block = vec![0; BLOCK];
-    let mut size = 0;
-    loop {
-        if cancelled.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
-        let count = file.read(&mut block).map_err(ConvertError::io(path, "read it"))?;
-        if count == 0 {
-            return Ok(Some((size, hash.finalize().to_vec())));
-        }
-        size += count as u64;
-        hash.update(&block[..count]);
-    }
-}
-
 /// Name relative to `directory`, with `/` between components.
-fn name_in(directory: &Path, path: &Path) -> String {
+pub(crate) fn name_in(directory: &Path, path: &Path) -> String {
     let relative = path.strip_prefix(directory).unwrap_or(path);
     let parts: Vec<_> = relative.components().map(|part| part.as_os_str().to_string_lossy()).collect();
     parts.join("/")
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
         // Writing to a String cannot fail.
         let _ = write!(text, "{byte:02x}");
@@ -98,15 +102,15 @@ mod tests {
         let (a, b) = (dir.path().join("a.json"), dir.path().join("b.bin"));
         std::fs::write(&a, "one").unwrap();
         std::fs::write(&b, "two").unwrap();
-        let go = AtomicBool::new(false);
-        let first = files(dir.path(), &[a.clone(), b.clone()], &go).unwrap().unwrap();
+        let digest = |path: &PathBuf| FileDigest::of(path, &mut |_| true).unwrap().unwrap();
+        let first = combine(dir.path(), vec![digest(&a), digest(&b)]);
         assert_eq!(first.len(), 64);
-        assert_eq!(files(dir.path(), &[b.clone(), a.clone()], &go).unwrap().unwrap(), first);
+        assert_eq!(combine(dir.path(), vec![digest(&b), digest(&a)]), first);
         std::fs::write(&b, "tow").unwrap();
-        assert_ne!(files(dir.path(), &[a.clone(), b.clone()], &go).unwrap().unwrap(), first);
+        assert_ne!(combine(dir.path(), vec![digest(&a), digest(&b)]), first);
         // The published digest of "one", so that the algorithm cannot drift.
         let one = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed";
-        assert_eq!(file(&a, &go).unwrap().unwrap(), one);
-        assert_eq!(file(&a, &AtomicBool::new(true)).unwrap(), None);
+        assert_eq!(digest(&a).hex(), one);
+        assert_eq!(FileDigest::of(&a, &mut |_| false).unwrap(), None);
     }
 }

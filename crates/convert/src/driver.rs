@@ -1,25 +1,28 @@
-//! The conversion itself: plan everything, then one tensor at a time through memory into the output.
+//! The conversion itself: plan everything, send all tensors through the pipeline, finish the output.
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use basert_format::{
     BaseWriter, ComputeRegion, Header, HeaderFlags, LayerDescriptor, LayerKind, LayerPrecision, MmProj,
-    QuantScheme, SlotFlags, Source as HeaderSource,
+    Output, QuantScheme, SlotFlags, Source as HeaderSource, SourceFormat,
 };
 use basert_quant::Encoding;
 use serde_json::Value;
 
+use crate::encode::Measured;
+use crate::pipeline::{Pipeline, Watch};
 use crate::recipe::SourceTensor;
 use crate::report::{Count, Fallback, TensorReport};
+use crate::resume::{Done, Identity, Journal};
 use crate::same_file::same_file;
 use crate::source::{Plan, Source};
 use crate::storage::{self, Stored};
+use crate::trail::Trail;
 use crate::{
     Convention, ConvertError, Evidence, Options, Progress, Report, SelfCheck, SourceValues, Target,
-    convention, digest, encode, options,
+    convention, digest, encode, estimate, options, pipeline,
 };
 
 /// Metadata key that holds the target as it was asked for.
@@ -31,40 +34,35 @@ pub const GENERATION_KEY: &str = "basert.generation_config";
 /// Stands in for a SHA-256 while the files are still being hashed.
 const HASH_TO_COME: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
-/// Converts the checkpoint at `source` into the `.base` file `out`.
-///
-/// The output appears when everything has succeeded; after an error nothing is left. The same source and
-/// options give the same bytes, whatever the number of threads.
+/// Converts the checkpoint at `source` into the `.base` file `out`, which replaces an older one, without a self-check;
+/// see [`convert_to`].
 ///
 /// # Errors
-/// Anything that keeps the output from being complete and right; see [`ConvertError`].
+/// As [`convert_to`].
 pub fn convert(
     source: &Path,
     out: &Path,
     options: &Options,
     progress: &mut dyn Progress,
 ) -> Result<Report, ConvertError> {
-    run(source, out, options, progress, None)
+    convert_to(source, &Output::new(out), options, progress, None)
 }
 
-/// [`convert`], with a check of the finished tensors before the output appears; what it finds stands in the report
-/// and in the output.
+/// Converts the checkpoint at `source` into the `.base` file `output`.
+///
+/// The output appears when everything has succeeded. After an error nothing is left, unless `output` keeps unfinished
+/// work: then there is [`Output::partial`] and a journal beside it, and the same call goes on from there to the same
+/// file as without the interruption. The same source and options give the same bytes, whatever the number of threads.
+///
+/// With `check`, the finished tensors are tried before the output appears; what it finds stands in the report and in the
+/// output.
 ///
 /// # Errors
-/// As [`convert`], and [`ConvertError::SelfCheck`] if the check does not pass.
-pub fn convert_checked(
+/// Anything that keeps the output from being complete and right, a check that does not pass, and unfinished work that was begun from something
+/// else; see [`ConvertError`].
+pub fn convert_to(
     source: &Path,
-    out: &Path,
-    options: &Options,
-    progress: &mut dyn Progress,
-    check: &mut dyn SelfCheck,
-) -> Result<Report, ConvertError> {
-    run(source, out, options, progress, Some(check))
-}
-
-fn run(
-    source: &Path,
-    out: &Path,
+    output: &Output,
     options: &Options,
     progress: &mut dyn Progress,
     check: Option<&mut dyn SelfCheck>,
@@ -72,7 +70,7 @@ fn run(
     let started = Instant::now();
     options.check()?;
     let source = Source::open(source)?;
-    refuse_overwriting(&source, out)?;
+    refuse_overwriting(&source, output.path())?;
     let plan = source.plan(options)?;
     let options = &options.resolved(plan.inventory.is_quantised())?;
     // Whoever names the convention knows better than the norms.
@@ -80,34 +78,47 @@ fn run(
         convention::check_norms(&plan.inventory, &plan.recipes, convention)?;
     }
     let mut report = empty_report(&plan, options);
-    let tensors = store_all(&plan, options, true, &mut report)?;
+    let trail = Trail::of(&source, &plan);
+    let tensors = store_all(&plan, options, Some(&trail), &mut report)?;
     refuse_losses(&plan, &tensors, options)?;
     let header = header(&source, &plan, &tensors, options)?;
 
-    let planned = tensors.iter().map(|stored| stored.planned.clone()).collect();
-    let mut writer = BaseWriter::create(out, header, planned)?;
+    let planned: Vec<_> = tensors.iter().map(|stored| stored.planned.clone()).collect();
+    let journal = match output.partial() {
+        None => None,
+        Some(partial) => {
+            let planned_header = BaseWriter::planned_header(output, &header, &planned)?;
+            Some(Journal::open(&partial, &Identity::of(&source, options, &planned_header)?)?)
+        }
+    };
+    let mut writer = BaseWriter::create_at(output, header, planned)?;
     progress.start(tensors.len(), report.written.bytes);
-    let cancelled = AtomicBool::new(false);
-    let sha256 = std::thread::scope(|scope| {
-        // Hashing reads what the conversion reads; side by side they share the page cache.
-        let hash = scope.spawn(|| hash(&source, &cancelled));
-        let written = write_all(&plan, &tensors, options, &mut writer, progress, &mut report);
-        cancelled.store(written.is_err(), Ordering::Relaxed);
-        let hash = hash.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        written.and(hash)
-    })?;
+    let mut ledger = Ledger { tensors: &tensors, report: &mut report, progress, journal };
+    trail.release_all();
+    let pipeline = Pipeline {
+        inventory: &plan.inventory,
+        tensors: &tensors,
+        trail: &trail,
+        threads: options.thread_count(),
+    };
+    let sha256 = write_all(&pipeline, &source, &mut writer, &mut ledger)?;
+    let Ledger { journal, progress, .. } = ledger;
+    let mut quality = BTreeMap::new();
     if let Some(check) = check {
         progress.check();
-        report.quality = self_check(check, &plan, &mut writer)?;
+        let values = SourceValues::new(&plan.inventory, &plan.recipes, &trail);
+        quality = self_check(check, &values, &mut writer)?;
     }
     writer.finish(|header| {
-        header.source.sha256 = sha256.unwrap_or_default();
-        if !report.quality.is_empty() {
+        header.source.sha256 = sha256;
+        if !quality.is_empty() {
             header.flags |= HeaderFlags::HAS_TRACE_REF;
-            header.metadata.extend(report.quality.clone());
+            header.metadata.extend(quality.clone());
         }
     })?;
+    journal.map_or(Ok(()), Journal::remove)?;
     progress.finish();
+    report.quality = quality;
     report.seconds = started.elapsed().as_secs_f64();
     Ok(report)
 }
@@ -115,21 +126,21 @@ fn run(
 /// Has the finished tensors tried and appends the evidence's slots; returns its metadata.
 fn self_check(
     check: &mut dyn SelfCheck,
-    plan: &Plan<'_>,
+    values: &SourceValues<'_>,
     writer: &mut BaseWriter,
 ) -> Result<BTreeMap<String, Value>, ConvertError> {
-    let values = SourceValues::new(&plan.inventory, &plan.recipes);
-    let found = check.check(&values, writer.preview()?);
+    let found = check.check(values, writer.preview()?);
     let Evidence { metadata, slots } =
-        found.map_err(|cause| ConvertError::SelfCheck { path: plan.inventory.path().to_owned(), cause })?;
+        found.map_err(|cause| ConvertError::SelfCheck { path: values.path().to_owned(), cause })?;
     for (kind, payload) in slots {
         writer.write_slot(kind, SlotFlags::default(), &payload)?;
     }
     Ok(metadata)
 }
 
-/// What [`convert`] would do, from headers and configuration alone; nothing of the weights is read and nothing
-/// written. What depends on values stays open: errors are not measured, and scales are taken for ordinary ones.
+/// What [`convert`] would do, from headers and configuration alone; nothing is written, and of the weights only a sample
+/// is read, to time it. What depends on values stays open: errors are not measured, and scales are taken for ordinary
+/// ones.
 ///
 /// # Errors
 /// As [`convert`], for everything that headers show.
@@ -140,8 +151,10 @@ pub fn plan(source: &Path, options: &Options) -> Result<Report, ConvertError> {
     let plan = source.plan(options)?;
     let options = &options.resolved(plan.inventory.is_quantised())?;
     let mut report = empty_report(&plan, options);
-    let tensors = store_all(&plan, options, false, &mut report)?;
+    let tensors = store_all(&plan, options, None, &mut report)?;
     refuse_losses(&plan, &tensors, options)?;
+    let estimate = estimate::estimate(&source, &plan.inventory, &tensors, options.thread_count())?;
+    report.estimate = Some(estimate);
     report.seconds = started.elapsed().as_secs_f64();
     Ok(report)
 }
@@ -179,56 +192,98 @@ fn refuse_losses(plan: &Plan<'_>, tensors: &[Stored], options: &Options) -> Resu
     })
 }
 
-fn hash(source: &Source, cancelled: &AtomicBool) -> Result<Option<String>, ConvertError> {
-    match source {
-        Source::Gguf(gguf) if gguf.files().len() > 1 => {
-            let directory = gguf.path().parent().unwrap_or(Path::new(""));
-            digest::files(directory, gguf.files(), cancelled)
-        }
-        Source::Gguf(gguf) => digest::file(gguf.path(), cancelled),
-        Source::Hf(hf) => digest::files(hf.directory(), hf.files(), cancelled),
-    }
+/// Writes all tensors that are not written yet, and hashes the source on the way.
+fn write_all(
+    pipeline: &Pipeline<'_>,
+    source: &Source,
+    writer: &mut BaseWriter,
+    ledger: &mut Ledger<'_>,
+) -> Result<String, ConvertError> {
+    let trail = pipeline.trail;
+    let digests = std::thread::scope(|scope| {
+        let conversion = trail.conversion();
+        let hash = scope.spawn(|| trail.hash(source.files()));
+        let first = ledger.take_over(writer)?;
+        pipeline.run(first, writer, ledger)?;
+        conversion.complete();
+        hash.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })?;
+    // Only a conversion that failed cancels the hash.
+    Ok(source.sha256(digests.unwrap_or_default()))
 }
 
-fn write_all(
-    plan: &Plan<'_>,
-    tensors: &[Stored],
-    options: &Options,
-    writer: &mut BaseWriter,
-    progress: &mut dyn Progress,
-    report: &mut Report,
-) -> Result<(), ConvertError> {
-    let threads = options.thread_count();
-    for (stored, line) in tensors.iter().zip(&mut report.tensors) {
-        progress.tensor(&stored.planned.name, stored.bytes);
-        let payload = encode::payload(&plan.inventory, stored, threads)?;
-        writer.write_tensor(&payload.bytes)?;
-        let measured = payload.measured;
+/// Where everything is noted that happens to the tensors.
+struct Ledger<'a> {
+    tensors: &'a [Stored],
+    report: &'a mut Report,
+    progress: &'a mut dyn Progress,
+    journal: Option<Journal>,
+}
+
+impl Ledger<'_> {
+    /// Takes over what an interrupted conversion has left, as far as it is intact; returns the number of tensors.
+    fn take_over(&mut self, writer: &mut BaseWriter) -> Result<usize, ConvertError> {
+        let Some(journal) = &mut self.journal else { return Ok(0) };
+        let done = journal.done();
+        let checksums: Vec<u64> = done.iter().map(|done| done.xxh64).collect();
+        let (tensors, progress) = (self.tensors, &mut self.progress);
+        let taken = writer.take_over(&checksums, &mut |index| {
+            let Stored { planned, bytes, .. } = &tensors[index];
+            progress.tensor(&planned.name, *bytes);
+        })?;
+        journal.keep(taken)?;
+        if !done.is_empty() {
+            let all = tensors.len();
+            self.report.notes.push(format!("resumed: {taken} of {all} tensors were complete and intact"));
+        }
+        for (index, done) in done.into_iter().take(taken).enumerate() {
+            self.note(index, done.measured);
+        }
+        Ok(taken)
+    }
+
+    fn note(&mut self, index: usize, measured: Measured) {
+        let (stored, line) = (&self.tensors[index], &mut self.report.tensors[index]);
         line.max_error = Some(measured.max_error);
         line.rms_error = Some((measured.squares / (stored.recipe.elements().max(1) as f64)).sqrt());
         if !stored.repacked && storage::scales_underflow(stored.planned.encoding, measured.largest) {
-            report.notes.push(format!(
+            self.report.notes.push(format!(
                 "{}: its largest value is {:e}, too small for f16 scales; bf16 scales would keep more of it",
                 stored.planned.name, measured.largest
             ));
         }
     }
-    Ok(())
 }
 
-/// All tensors in output order, noted in `report`.
+impl Watch for Ledger<'_> {
+    fn begun(&mut self, index: usize) {
+        let Stored { planned, bytes, .. } = &self.tensors[index];
+        self.progress.tensor(&planned.name, *bytes);
+    }
+
+    fn written(&mut self, index: usize, measured: Measured, checksum: u64) -> Result<(), ConvertError> {
+        self.note(index, measured);
+        match &mut self.journal {
+            Some(journal) => journal.record(Done { xxh64: checksum, measured }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// All tensors in output order, noted in `report`. With a trail, scales are read where the choice depends on them.
 fn store_all(
     plan: &Plan<'_>,
     options: &Options,
-    look: bool,
+    trail: Option<&Trail<'_>>,
     report: &mut Report,
 ) -> Result<Vec<Stored>, ConvertError> {
     let mut tensors = Vec::with_capacity(plan.recipes.len());
-    let mut largest = 0;
     for recipe in &plan.recipes {
-        let (stored, fallback) = storage::store(&plan.inventory, recipe.clone(), options, look)?;
+        let (stored, fallback) = storage::store(&plan.inventory, recipe.clone(), options, trail.is_some())?;
+        if let Some(trail) = trail {
+            trail.release(&encode::spans(recipe, 0, recipe.rows()), recipe.width);
+        }
         count(report, &stored, fallback);
-        largest = largest.max(stored.bytes);
         if let Some(note) = storage::cut_blocks(&plan.inventory, recipe)
             && !report.notes.contains(&note)
         {
@@ -236,8 +291,16 @@ fn store_all(
         }
         tensors.push(stored);
     }
-    report.peak_memory_bytes = largest + encode::buffer_bytes(options.thread_count());
+    let pipeline = pipeline::peak_bytes(&plan.inventory, &tensors, options.thread_count());
+    report.peak_memory_bytes = pipeline + tokenizer_bytes(plan);
     Ok(tensors)
+}
+
+/// About the most bytes that checking the tokenizer and putting it into the header takes. Measured with SmolLM2's, as a
+/// multiple of its JSON: vocabulary and merges become tables, and from GGUF they are JSON values first.
+fn tokenizer_bytes(plan: &Plan<'_>) -> u64 {
+    let multiple = if plan.format == SourceFormat::Gguf { 64 } else { 32 };
+    multiple * plan.tokenizer.values().map(|value| value.get().len() as u64).sum::<u64>()
 }
 
 fn count(report: &mut Report, stored: &Stored, fallback: Option<Fallback>) {
@@ -276,6 +339,7 @@ fn empty_report(plan: &Plan<'_>, options: &Options) -> Report {
         dropped: plan.dropped.clone(),
         convention: plan.convention.map(Convention::name),
         peak_memory_bytes: 0,
+        estimate: None,
         notes: plan.notes.clone(),
         quality: BTreeMap::new(),
         seconds: 0.0,

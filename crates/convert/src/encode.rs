@@ -1,29 +1,34 @@
-//! From source rows to an output payload: the rows' values, encoded, in parallel over rows.
+//! From source rows to parts of an output payload: the rows' values, encoded.
 //!
 //! Codes and scales that the output can hold are moved instead of encoded. Either way the payload is decoded again
 //! and compared with the source's values: that is the proof of exactness, or the measure of the loss.
 
+use std::convert::Infallible;
+use std::ops::Range;
+
 use basert_quant::{Encoding, QuantError};
+use serde::{Deserialize, Serialize};
 
 use crate::ConvertError;
 use crate::recipe::{Inventory, Recipe, RegionsMut};
 use crate::storage::Stored;
 use crate::values::{RowReader, each_run, encode_error};
 
-/// Elements a thread converts at a time: large enough to amortise the bookkeeping, small enough to stay in
+/// Elements a worker converts at a time: large enough to amortise the bookkeeping, small enough to stay in
 /// cache.
 const CHUNK_ELEMENTS: usize = 1 << 16;
 
-/// An encoded tensor.
-pub(crate) struct Payload {
-    /// Codes, scales, biases.
-    pub bytes: Vec<u8>,
+/// Consecutive rows of an output tensor, encoded.
+#[derive(Debug, Default)]
+pub(crate) struct Encoded {
+    /// Their codes, scales and biases.
+    pub regions: [Vec<u8>; 3],
     /// What was found out about the values.
     pub measured: Measured,
 }
 
 /// Values before encoding against values after.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
     /// Largest magnitude before.
     pub largest: f32,
@@ -34,7 +39,30 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
-    fn join(self, other: Measured) -> Measured {
+    /// Of `values` and what became of them, as many. Eight running sums, because one would wait for its own last result
+    /// with every value.
+    fn of(values: &[f32], decoded: &[f32]) -> Measured {
+        let (mut largest, mut max_error, mut squares) = ([0.0f32; 8], [0.0f32; 8], [0.0f64; 8]);
+        let mut add = |lane: usize, value: f32, decoded: f32| {
+            let (value, error) = (value.abs(), (value - decoded).abs());
+            largest[lane] = if value > largest[lane] { value } else { largest[lane] };
+            max_error[lane] = if error > max_error[lane] { error } else { max_error[lane] };
+            squares[lane] += f64::from(error) * f64::from(error);
+        };
+        let ((values, rest), (decoded, rest_decoded)) = (values.as_chunks::<8>(), decoded.as_chunks::<8>());
+        for (values, decoded) in values.iter().zip(decoded) {
+            (0..8).for_each(|lane| add(lane, values[lane], decoded[lane]));
+        }
+        rest.iter().zip(rest_decoded).for_each(|(&value, &decoded)| add(0, value, decoded));
+        Measured {
+            largest: largest.into_iter().fold(0.0, f32::max),
+            max_error: max_error.into_iter().fold(0.0, f32::max),
+            squares: squares.into_iter().sum(),
+        }
+    }
+
+    /// Of the values of both, those of `self` first.
+    pub fn join(self, other: Measured) -> Measured {
         Measured {
             largest: self.largest.max(other.largest),
             max_error: self.max_error.max(other.max_error),
@@ -43,92 +71,19 @@ impl Measured {
     }
 }
 
-/// Most bytes that a conversion's buffers take besides the payloads.
-pub(crate) fn buffer_bytes(threads: usize) -> u64 {
-    // Values, a row, the encoded chunk and the values that it decodes to.
-    (threads * CHUNK_ELEMENTS * 4 * 4) as u64
+/// Rows of `width` elements that a worker converts at a time.
+fn chunk_rows(width: usize) -> usize {
+    (CHUNK_ELEMENTS / width.max(1)).max(1)
 }
 
-/// Makes the payload of `stored`, on up to `threads` threads.
-///
-/// Groups must divide the recipe's rows, so that no group crosses a chunk and the result does not depend on
-/// `threads`.
-///
-/// # Errors
-/// Values that cannot be stored in the encoding, or do not come out exactly where they should.
-pub(crate) fn payload(
-    inventory: &Inventory<'_>,
-    stored: &Stored,
-    threads: usize,
-) -> Result<Payload, ConvertError> {
-    let (recipe, encoding) = (&stored.recipe, stored.planned.encoding);
-    let refuse = |cause| encode_error(inventory, recipe, cause);
-    let elements = recipe.elements();
-    let regions = encoding.regions(elements as u64).map_err(refuse)?;
-    let length = encoding.payload_len(elements as u64).map_err(refuse)?;
-    let mut bytes = vec![0u8; usize::try_from(length).map_err(|_| refuse(too_large(elements)))?];
-
-    let (codes, rest) = bytes.split_at_mut(regions.codes as usize);
-    let (scales, biases) = rest.split_at_mut(regions.scales as usize);
-    let mut chunks = Vec::new();
-    let mut rest = [codes, scales, biases];
-    let mut row = 0;
-    while row < recipe.rows() {
-        let rows = (CHUNK_ELEMENTS / recipe.width.max(1)).max(1).min(recipe.rows() - row);
-        let lengths = encoding.regions((rows * recipe.width) as u64).map_err(refuse)?;
-        let lengths = [lengths.codes, lengths.scales, lengths.biases];
-        let mut out = [&mut [][..], &mut [][..], &mut [][..]];
-        for ((out, rest), length) in out.iter_mut().zip(&mut rest).zip(lengths) {
-            let (head, tail) = std::mem::take(rest).split_at_mut(length as usize);
-            (*out, *rest) = (head, tail);
-        }
-        chunks.push(Chunk { row, rows, out });
-        row += rows;
-    }
-    let measured = convert_chunks(inventory, stored, chunks, threads)?;
-    Ok(Payload { bytes, measured })
+/// Most bytes that one worker's buffers take for rows of `width` elements.
+pub(crate) fn buffer_bytes(width: usize) -> u64 {
+    // Values, the encoded chunk and the values that it decodes to; and a row.
+    (4 * (3 * chunk_rows(width) + 1) * width) as u64
 }
 
-/// Rows that one thread converts on its own, and where their codes, scales and biases go.
-struct Chunk<'a> {
-    row: usize,
-    rows: usize,
-    out: [&'a mut [u8]; 3],
-}
-
-/// Fills all chunks.
-fn convert_chunks(
-    inventory: &Inventory<'_>,
-    stored: &Stored,
-    chunks: Vec<Chunk<'_>>,
-    threads: usize,
-) -> Result<Measured, ConvertError> {
-    let threads = threads.clamp(1, chunks.len().max(1));
-    if threads == 1 {
-        return Worker::new(inventory, stored).convert(chunks);
-    }
-    // Dealt out in turn, so that every thread gets its share of any uneven part.
-    let mut shares: Vec<Vec<Chunk<'_>>> = (0..threads).map(|_| Vec::new()).collect();
-    for (index, chunk) in chunks.into_iter().enumerate() {
-        shares[index % threads].push(chunk);
-    }
-    let results = std::thread::scope(|scope| {
-        let start = |share| scope.spawn(move || Worker::new(inventory, stored).convert(share));
-        let handles: Vec<_> = shares.into_iter().map(start).collect();
-        handles.into_iter().map(|handle| handle.join()).collect::<Vec<_>>()
-    });
-    let mut measured = Measured::default();
-    for result in results {
-        match result {
-            Ok(result) => measured = measured.join(result?),
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-    }
-    Ok(measured)
-}
-
-/// One thread's buffers.
-struct Worker<'a> {
+/// One thread's buffers, and the tensor it is at.
+pub(crate) struct Worker<'a> {
     inventory: &'a Inventory<'a>,
     stored: &'a Stored,
     recipe: &'a Recipe,
@@ -141,7 +96,8 @@ struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    fn new(inventory: &'a Inventory<'a>, stored: &'a Stored) -> Worker<'a> {
+    /// A worker at the tensor `stored`.
+    pub fn new(inventory: &'a Inventory<'a>, stored: &'a Stored) -> Worker<'a> {
         Worker {
             inventory,
             stored,
@@ -155,27 +111,51 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn convert(&mut self, chunks: Vec<Chunk<'_>>) -> Result<Measured, ConvertError> {
-        let mut measured = Measured::default();
-        for chunk in chunks {
-            let first = chunk.row * self.recipe.width;
-            self.values.resize(chunk.rows * self.recipe.width, 0.0);
-            self.reader.read(chunk.row, &mut self.values)?;
-            self.encoded.clear();
-            if self.stored.repacked {
-                self.repack(chunk.row, chunk.rows)
-            } else {
-                self.encoding.encode(&self.values, &mut self.encoded)
-            }
-            .map_err(|cause| encode_error(self.inventory, self.recipe, shifted(cause, first)))?;
-            measured = measured.join(self.measure(first)?);
-            let mut at = 0;
-            for out in chunk.out {
-                out.copy_from_slice(&self.encoded[at..at + out.len()]);
-                at += out.len();
-            }
+    /// Turns to another tensor.
+    pub fn turn_to(&mut self, stored: &'a Stored) {
+        (self.stored, self.recipe, self.encoding) = (stored, &stored.recipe, stored.planned.encoding);
+        self.reader.turn_to(&stored.recipe);
+    }
+
+    /// Replaces `out` with `rows` output rows from `row` on.
+    ///
+    /// Groups must divide the recipe's rows, so that no group crosses a chunk and it does not matter how a tensor's
+    /// rows are dealt out.
+    ///
+    /// # Errors
+    /// Values that cannot be stored in the encoding, or do not come out exactly where they should.
+    pub fn convert(&mut self, row: usize, rows: usize, out: &mut Encoded) -> Result<(), ConvertError> {
+        out.regions.iter_mut().for_each(Vec::clear);
+        out.measured = Measured::default();
+        let (end, step) = (row + rows, chunk_rows(self.recipe.width));
+        for row in (row..end).step_by(step) {
+            self.convert_chunk(row, step.min(end - row), out)?;
         }
-        Ok(measured)
+        Ok(())
+    }
+
+    fn convert_chunk(&mut self, row: usize, rows: usize, out: &mut Encoded) -> Result<(), ConvertError> {
+        let (inventory, recipe) = (self.inventory, self.recipe);
+        let first = row * recipe.width;
+        let refuse = |cause| encode_error(inventory, recipe, shifted(cause, first));
+        self.values.resize(rows * recipe.width, 0.0);
+        self.reader.read(row, &mut self.values)?;
+        self.encoded.clear();
+        if self.stored.repacked {
+            self.repack(row, rows)
+        } else {
+            self.encoding.encode(&self.values, &mut self.encoded)
+        }
+        .map_err(refuse)?;
+        out.measured = out.measured.join(self.measure(first)?);
+        let lengths = self.encoding.regions(self.values.len() as u64).map_err(refuse)?;
+        let mut rest = &self.encoded[..];
+        for (region, length) in out.regions.iter_mut().zip([lengths.codes, lengths.scales, lengths.biases]) {
+            let (head, tail) = rest.split_at(length as usize);
+            region.extend_from_slice(head);
+            rest = tail;
+        }
+        Ok(())
     }
 
     /// Fills `encoded` with the source's own codes and scales of `rows` output rows from `row` on.
@@ -183,8 +163,8 @@ impl<'a> Worker<'a> {
         if let Some(index) = self.values.iter().position(|value| !value.is_finite()) {
             return Err(QuantError::NonFinite { index, value: self.values[index] });
         }
-        let width = self.recipe.width;
-        let regions = self.encoding.regions((rows * width) as u64)?;
+        let (width, encoding) = (self.recipe.width, self.encoding);
+        let regions = encoding.regions((rows * width) as u64)?;
         let regions = [regions.codes, regions.scales, regions.biases].map(|length| length as usize);
         self.encoded.resize(regions.iter().sum(), 0);
         let (codes, rest) = self.encoded.split_at_mut(regions[0]);
@@ -200,7 +180,7 @@ impl<'a> Worker<'a> {
             };
             at += count;
             let tensor = self.inventory.tensor(part.tensor);
-            tensor.repack_rows(part.first_row + source_row, count, width, out)
+            tensor.repack_rows(part.first_row + source_row, count, width, encoding, out)
         })?;
         let Some(columns) = self.recipe.columns else { return Ok(()) };
         for (region, per_row) in [codes, scales, biases].into_iter().zip(per_row) {
@@ -218,13 +198,7 @@ impl<'a> Worker<'a> {
         self.encoding
             .decode(&self.encoded, count, 0, &mut self.decoded)
             .map_err(|cause| encode_error(self.inventory, self.recipe, cause))?;
-        let mut measured = Measured::default();
-        for (value, decoded) in self.values.iter().zip(&self.decoded) {
-            let error = (value - decoded).abs();
-            measured.largest = measured.largest.max(value.abs());
-            measured.max_error = measured.max_error.max(error);
-            measured.squares += f64::from(error) * f64::from(error);
-        }
+        let measured = Measured::of(&self.values, &self.decoded);
         if !self.stored.verdict.is_exact() {
             return Ok(measured);
         }
@@ -242,6 +216,31 @@ impl<'a> Worker<'a> {
     }
 }
 
+/// Rows of a source tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    /// Index into the inventory.
+    pub tensor: usize,
+    /// The rows, of the recipe's width.
+    pub rows: Range<usize>,
+}
+
+/// Where in the source `rows` output rows from `row` on come from; rows between them may be included.
+pub(crate) fn spans(recipe: &Recipe, row: usize, rows: usize) -> Vec<Span> {
+    let mut spans: Vec<Span> = Vec::new();
+    let Ok(()) = each_run::<Infallible>(recipe, row, rows, |part, source_row, count| {
+        let start = part.first_row + source_row;
+        match spans.last_mut() {
+            Some(Span { tensor, rows }) if *tensor == part.tensor => {
+                *rows = rows.start.min(start)..rows.end.max(start + count);
+            }
+            _ => spans.push(Span { tensor: part.tensor, rows: start..start + count }),
+        }
+        Ok(())
+    });
+    spans
+}
+
 /// Makes chunk-relative element indices those of the whole tensor.
 fn shifted(cause: QuantError, first: usize) -> QuantError {
     match cause {
@@ -254,8 +253,4 @@ fn shifted(cause: QuantError, first: usize) -> QuantError {
         }
         other => other,
     }
-}
-
-fn too_large(elements: usize) -> QuantError {
-    QuantError::TooLarge { elements: elements as u64, encoding: "payload" }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use basert_format::FormatError;
+use basert_format::{Fault, FormatError};
 use basert_model::ModelError;
 use basert_quant::QuantError;
 use basert_text::TextError;
@@ -11,7 +11,7 @@ use thiserror::Error;
 use crate::gguf::GgufError;
 use crate::safetensors::SafetensorsError;
 
-/// A conversion that could not be done. No output file is left behind.
+/// A conversion that could not be done. No output file is left behind but unfinished work that is to be kept.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConvertError {
@@ -222,6 +222,14 @@ pub enum ConvertError {
         /// The reason.
         cause: TextError,
     },
+    /// Unfinished work that this conversion cannot go on with.
+    #[error("{}: this unfinished conversion cannot be resumed: {what}", partial.display())]
+    Resume {
+        /// The unfinished file.
+        partial: PathBuf,
+        /// Why not.
+        what: String,
+    },
     /// The output cannot be written.
     #[error(transparent)]
     Output(#[from] FormatError),
@@ -274,6 +282,12 @@ impl ConvertError {
             }
             ConvertError::Encode { cause: QuantError::NonFinite { .. }, .. } => {
                 Some("the checkpoint is damaged or training diverged")
+            }
+            ConvertError::Resume { .. } => {
+                Some("remove the partial file to begin anew, or repeat the command it was begun with")
+            }
+            ConvertError::Output(error) if matches!(*error.fault, Fault::Exists) => {
+                Some("give another name, or replace it with --force")
             }
             ConvertError::Unsupported { .. } => {
                 Some("convert from the original, unquantised Hugging Face checkpoint")

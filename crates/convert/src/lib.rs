@@ -4,9 +4,9 @@
 //! for every canonical tensor (`recipe`: names, row orders, norm offsets, one file per kind of source),
 //! moves or quantises tensor by tensor and writes the output. Nothing is guessed and nothing dropped unsaid: a
 //! tensor that no recipe knows is an error, every written tensor is decoded again and compared, and the [`Report`]
-//! has a [`Verdict`] on each. [`plan`] makes the same report from headers alone.
+//! has a [`Verdict`] on each. [`plan`] makes the same report from headers alone, with an [`Estimate`] of the time.
 //!
-//! [`convert_checked`] also has a [`SelfCheck`] try the result before it is published.
+//! [`convert_to`] can have a [`SelfCheck`] try the result before it is published.
 //!
 //! Only arithmetic on bytes from files lives here, none of a model's forward pass.
 
@@ -16,22 +16,27 @@ mod digest;
 mod driver;
 mod encode;
 mod error;
+mod estimate;
 pub mod gguf;
 mod options;
+mod pipeline;
 mod progress;
 mod recipe;
 mod report;
+mod resume;
 pub mod safetensors;
 mod same_file;
 mod source;
 mod storage;
 mod tokenizer;
+mod trail;
 mod values;
 
 pub use check::{Evidence, SelfCheck};
 pub use convention::Convention;
-pub use driver::{GENERATION_KEY, check_output, convert, convert_checked, plan, resolve_target};
+pub use driver::{GENERATION_KEY, check_output, convert, convert_to, plan, resolve_target};
 pub use error::ConvertError;
+pub use estimate::Estimate;
 pub use options::{Options, Target};
 pub use progress::{Progress, Silent};
 pub use report::{Count, Dropped, Fallback, Report, TensorReport, Verdict};

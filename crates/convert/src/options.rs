@@ -192,6 +192,31 @@ impl Options {
         self.group.or(dtype.default_group()).unwrap_or(1)
     }
 
+    /// Everything that the output's bytes depend on, in words.
+    pub(crate) fn identity(&self) -> Vec<(&'static str, String)> {
+        // Every field is named, so that a new one cannot be forgotten. Results do not depend on the number of threads.
+        let Options {
+            target,
+            group,
+            scale,
+            allow_quant_from_quant,
+            convention,
+            threads: _,
+            allow_missing_tokenizer,
+            created,
+        } = self;
+        let or = |value: Option<String>, default: &str| value.unwrap_or_else(|| default.to_owned());
+        vec![
+            ("target", target.to_string()),
+            ("group", or(group.map(|group| group.to_string()), "of the target")),
+            ("scales", scale.to_string()),
+            ("quantisation from quantised sources", allow_quant_from_quant.to_string()),
+            ("source convention", or(convention.map(|convention| convention.name().to_owned()), "found out")),
+            ("missing tokenizer allowed", allow_missing_tokenizer.to_string()),
+            ("creation time", or(created.map(|created| created.to_string()), "of the source")),
+        ]
+    }
+
     /// Number of encoding threads.
     pub(crate) fn thread_count(&self) -> usize {
         self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get))

@@ -6,6 +6,7 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::Estimate;
 use crate::error::shown;
 
 /// A number of tensors and their bytes in the output.
@@ -143,8 +144,12 @@ pub struct Report {
     pub dropped: Vec<Dropped>,
     /// Whose conventions the weights follow (`hf`, `mlx`), where that makes a difference.
     pub convention: Option<&'static str>,
-    /// Most memory that the conversion needs for its own buffers, in bytes; the source is mapped, not loaded.
+    /// Most memory that the conversion has in use at a time, in bytes: its buffers, the pages of the source that it is
+    /// at, and about what the program takes by itself.
     pub peak_memory_bytes: u64,
+    /// How long the conversion may take; in a plan only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub estimate: Option<Estimate>,
     /// Anything else worth knowing.
     pub notes: Vec<String>,
     /// What the self-check found, by metadata key; empty without one.

@@ -7,20 +7,28 @@ use basert_model::ModelSpec;
 use basert_quant::QuantError;
 use serde_json::value::RawValue;
 
+use crate::encode::spans;
 use crate::recipe::{Inventory, Op, Part, Recipe, SourceTensor};
 use crate::source::Source;
+use crate::trail::Trail;
 use crate::{ConvertError, Options};
 
 /// Every canonical tensor of a checkpoint, made from the source on demand: the values that a conversion encodes.
 pub struct SourceValues<'a> {
     inventory: &'a Inventory<'a>,
     recipes: HashMap<&'a str, &'a Recipe>,
+    /// Through which used pages leave the process's memory.
+    trail: &'a Trail<'a>,
 }
 
 impl<'a> SourceValues<'a> {
-    pub(crate) fn new(inventory: &'a Inventory<'a>, recipes: &'a [Recipe]) -> SourceValues<'a> {
+    pub(crate) fn new(
+        inventory: &'a Inventory<'a>,
+        recipes: &'a [Recipe],
+        trail: &'a Trail<'a>,
+    ) -> SourceValues<'a> {
         let by_name = recipes.iter().map(|recipe| (recipe.name.as_str(), recipe));
-        SourceValues { inventory, recipes: by_name.collect() }
+        SourceValues { inventory, recipes: by_name.collect(), trail }
     }
 
     /// The checkpoint.
@@ -41,7 +49,11 @@ impl<'a> SourceValues<'a> {
         let Some(&recipe) = self.recipes.get(name) else {
             return Err(ConvertError::Option(format!("the checkpoint makes no tensor '{name}'")));
         };
-        RowReader::new(self.inventory, recipe).read(first / recipe.width.max(1), out)
+        let width = recipe.width.max(1);
+        let (row, rows) = (first / width, out.len() / width);
+        let result = RowReader::new(self.inventory, recipe).read(row, out);
+        self.trail.release(&spans(recipe, row, rows), width);
+        result
     }
 }
 
@@ -66,7 +78,8 @@ pub fn with_source<T>(
 ) -> Result<T, ConvertError> {
     let source = Source::open(source)?;
     let plan = source.plan(options)?;
-    let values = SourceValues::new(&plan.inventory, &plan.recipes);
+    let trail = Trail::of(&source, &plan);
+    let values = SourceValues::new(&plan.inventory, &plan.recipes, &trail);
     let spec = ModelSpec::new(plan.arch, &plan.config);
     let mut spec = spec.map_err(|cause| ConvertError::Model { path: values.path().to_owned(), cause })?;
     spec.tied_head = values.shape("lm_head.weight").is_none();
@@ -83,6 +96,11 @@ pub(crate) struct RowReader<'a> {
 impl<'a> RowReader<'a> {
     pub fn new(inventory: &'a Inventory<'a>, recipe: &'a Recipe) -> RowReader<'a> {
         RowReader { inventory, recipe, row: Vec::new() }
+    }
+
+    /// Turns to another tensor.
+    pub fn turn_to(&mut self, recipe: &'a Recipe) {
+        self.recipe = recipe;
     }
 
     /// Fills `out` with output rows from `row` on.
@@ -142,12 +160,12 @@ impl<'a> RowReader<'a> {
 
 /// Calls `act` with part, source row in its range and number of rows, for `rows` output rows from `row` on in runs of
 /// consecutive source rows.
-pub(crate) fn each_run(
+pub(crate) fn each_run<E>(
     recipe: &Recipe,
     row: usize,
     rows: usize,
-    mut act: impl FnMut(&Part, usize, usize) -> Result<(), QuantError>,
-) -> Result<(), QuantError> {
+    mut act: impl FnMut(&Part, usize, usize) -> Result<(), E>,
+) -> Result<(), E> {
     let (mut skip, mut left) = (row, rows);
     for part in &recipe.parts {
         if skip >= part.rows {

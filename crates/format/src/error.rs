@@ -37,6 +37,9 @@ pub enum Fault {
         /// The system's reason.
         cause: io::Error,
     },
+    /// The output is there already and must not be replaced.
+    #[error("the file exists already")]
+    Exists,
     /// A file of no bytes.
     #[error("the file is empty")]
     Empty,

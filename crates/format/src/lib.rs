@@ -14,6 +14,7 @@ mod flags;
 mod header;
 mod json;
 pub mod map;
+mod output;
 mod reader;
 mod slots;
 mod tensor;
@@ -27,10 +28,11 @@ pub use header::{
     Alignment, Calibration, Header, LayerDescriptor, LayerPrecision, MmProj, Signature, Source, VERSION_KEY,
 };
 pub use map::FileMap;
+pub use output::Output;
 pub use reader::{BaseFile, DtypeTotal, TensorView};
 pub use slots::{SlotInfo, SlotKind};
 pub use tensor::TensorEntry;
-pub use writer::{BaseWriter, PlannedTensor};
+pub use writer::{BaseWriter, Flusher, PlannedTensor};
 
 /// The first four bytes of every `.base` file.
 pub const MAGIC: [u8; 4] = *b"BASE";

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::{Deref, Range};
+use std::ops::Deref;
 use std::path::Path;
 
 /// A whole file, mapped read-only. Dereferences to its bytes.
@@ -33,22 +33,43 @@ impl FileMap {
         Ok(FileMap { map })
     }
 
-    /// Takes the pages of a range out of this process's memory; the next use reads them again. A reader of a large file
-    /// that is done with a part stays small this way. Only a hint: where the system has none, or refuses, nothing happens.
-    pub fn release(&self, range: Range<usize>) {
+    /// Position of `part` in the file if it is a part of this map.
+    pub fn offset_of(&self, part: &[u8]) -> Option<usize> {
+        let offset = part.as_ptr().addr().checked_sub(self.map.as_ptr().addr())?;
+        (offset.checked_add(part.len())? <= self.map.len()).then_some(offset)
+    }
+
+    /// Asks the system to read bytes `range` of the file into the page cache, without waiting for them. Only advice:
+    /// a range that is not there, and a system that cannot, change nothing.
+    pub fn prefetch(&self, range: std::ops::Range<usize>) {
         #[cfg(unix)]
         {
-            let (start, end) = (range.start.min(self.map.len()), range.end.min(self.map.len()));
-            // SAFETY: the map is read-only and backed by a file, so a dropped page comes back with the same bytes.
-            let hint = unsafe {
-                let advice = memmap2::UncheckedAdvice::DontNeed;
-                self.map.unchecked_advise_range(advice, start, end.saturating_sub(start))
-            };
-            // A refused hint costs memory, not correctness.
-            drop(hint);
+            let range = range.start..range.end.min(self.map.len());
+            if !range.is_empty() {
+                let _ = self.map.advise_range(memmap2::Advice::WillNeed, range.start, range.len());
+            }
         }
         #[cfg(not(unix))]
         let _ = range;
+    }
+
+    /// Takes the pages of `part` out of this process's memory. Reading them again is valid and brings them back, from
+    /// the page cache or the file. Does nothing where the system cannot, or if `part` is not of this map.
+    pub fn release(&self, part: &[u8]) {
+        #[cfg(unix)]
+        if let Some(offset) = self.offset_of(part)
+            && !part.is_empty()
+        {
+            // SAFETY: the advice is dangerous only for pages with content of their own. Those of a read-only map of
+            // a file have none: the next access reads the same bytes from the file.
+            let released = unsafe {
+                self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, part.len())
+            };
+            // Advice that is not taken costs memory, and changes no result.
+            let _ = released;
+        }
+        #[cfg(not(unix))]
+        let _ = part;
     }
 }
 
@@ -63,5 +84,31 @@ impl Deref for FileMap {
 impl AsRef<[u8]> for FileMap {
     fn as_ref(&self) -> &[u8] {
         &self.map
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn released_and_prefetched_parts_read_the_same() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let bytes: Vec<u8> = (0..300_000u32).map(|i| (i % 251) as u8).collect();
+        std::fs::write(file.path(), &bytes).unwrap();
+        let map = FileMap::open(file.path()).unwrap();
+        for (start, end) in [(0, 300_000), (1, 2), (4095, 8193), (299_999, 300_000), (7, 7)] {
+            assert!(map[..] == bytes);
+            assert_eq!(map.offset_of(&map[start..end]), Some(start));
+            map.release(&map[start..end]);
+            assert!(map[..] == bytes, "{start}..{end}");
+            map.prefetch(start..end);
+        }
+        // Nothing of another place in memory is touched.
+        assert_eq!(map.offset_of(&bytes), None);
+        map.release(&bytes);
+        map.prefetch(299_999..usize::MAX);
+        map.prefetch(400_000..500_000);
+        assert!(map[..] == bytes);
     }
 }

@@ -122,7 +122,7 @@ impl BaseFile {
 
     /// Takes all of the file's pages out of this process's memory; see [`FileMap::release`].
     pub fn release_pages(&self) {
-        self.map.release(0..self.map.len());
+        self.map.release(&self.map);
     }
 
     /// Main tensors and their bytes per dtype; only dtypes that occur, in the order of [`Dtype`].

@@ -4,22 +4,26 @@
 //! end. So the header's space is reserved from the plan, and the final JSON is padded with spaces up to the
 //! blob.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use basert_quant::Encoding;
-use tempfile::NamedTempFile;
-use xxhash_rust::xxh64::xxh64;
+use xxhash_rust::xxh64::{Xxh64, xxh64};
 
+use crate::output::Unfinished;
 use crate::validate::validate;
 use crate::{
-    BaseFile, ComputeRegion, Fault, FormatError, Header, MAGIC, MAX_HEADER_LEN, PREAMBLE_LEN, Residency,
-    SlotFlags, SlotKind, TensorEntry, TensorFlags, VERSION, VERSION_KEY, blob_start, slots,
+    BaseFile, ComputeRegion, Fault, FormatError, Header, MAGIC, MAX_HEADER_LEN, Output, PREAMBLE_LEN,
+    Residency, SlotFlags, SlotKind, TensorEntry, TensorFlags, VERSION, VERSION_KEY, blob_start, slots,
 };
 
 /// Bytes reserved beyond the planned header, for what only `finish` can add.
 const SPARE: u64 = 4096;
+
+/// Bytes read at a time when kept work is checked.
+const READ_BLOCK: usize = 1 << 20;
 
 /// A tensor that is going to be written.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,17 +45,19 @@ pub struct PlannedTensor {
 }
 
 /// Writes one `.base` file. The file appears under its name only when [`BaseWriter::finish`] succeeds; a
-/// writer that is dropped before leaves nothing behind. After an I/O error it is of no further use.
-#[derive(Debug)]
+/// writer that is dropped before leaves nothing behind, unless its [`Output`] keeps unfinished work. After an I/O
+/// error it is of no further use.
 pub struct BaseWriter {
-    out: PathBuf,
-    temp: NamedTempFile,
+    output: Output,
+    unfinished: Unfinished,
     /// Without its tensors.
     header: Header,
     /// Main tensors, then mmproj tensors, with offsets and (once written) checksums.
     entries: Vec<TensorEntry>,
     main_tensors: usize,
     written: usize,
+    /// Bytes of the tensor being written that are in the file, and their checksum.
+    part: (u64, Xxh64),
     /// Start of the blob in the file.
     blob: u64,
     /// End of what is written, in bytes from the start of the file.
@@ -60,37 +66,93 @@ pub struct BaseWriter {
 }
 
 impl BaseWriter {
-    /// Plans the file `out`: checks `tensors`, lays them out in the given order, and opens a temporary file
-    /// in the same directory.
+    /// Plans the file `out`, which replaces an older one; see [`BaseWriter::create_at`].
+    ///
+    /// # Errors
+    /// As [`BaseWriter::create_at`].
+    pub fn create(
+        out: &Path,
+        header: Header,
+        tensors: Vec<PlannedTensor>,
+    ) -> Result<BaseWriter, FormatError> {
+        BaseWriter::create_at(&Output::new(out), header, tensors)
+    }
+
+    /// Plans the file `output`: checks `tensors`, lays them out in the given order, opens the unfinished file in the
+    /// same directory, and reserves disk space for all tensors.
     ///
     /// `header` comes without tensors (in `mmproj` too); its alignment decides where tensors start. In the
     /// file it has the metadata key [`VERSION_KEY`] in any case.
     ///
     /// # Errors
     /// If a tensor's shape does not fit its encoding, names repeat, the plan contradicts the header, or the
-    /// temporary file cannot be made.
-    pub fn create(
-        out: &Path,
+    /// file cannot be made or does not fit the disk.
+    pub fn create_at(
+        output: &Output,
         header: Header,
         tensors: Vec<PlannedTensor>,
     ) -> Result<BaseWriter, FormatError> {
-        let plan = plan(&header, &tensors).map_err(|fault| FormatError::new(out, fault))?;
-        let temp = temp_file(out).map_err(|cause| {
-            FormatError::new(out, Fault::Io { action: "create a temporary file beside it", cause })
-        })?;
-        let Plan { entries, main_tensors, blob } = plan;
-        let out = out.to_owned();
+        let error = |fault| FormatError::new(output.path(), fault);
+        let Plan { entries, main_tensors, blob, end } = plan(&header, &tensors).map_err(error)?;
+        let io = |action| move |cause| error(Fault::Io { action, cause });
+        let unfinished = output.create().map_err(io("create a file beside it"))?;
+        unfinished.reserve(end).map_err(io("reserve space for it"))?;
         Ok(BaseWriter {
-            out,
-            temp,
+            output: output.clone(),
+            unfinished,
             header,
             entries,
             main_tensors,
             written: 0,
+            part: (0, Xxh64::new(0)),
             blob,
             position: blob,
             slots: 0,
         })
+    }
+
+    /// The header that [`BaseWriter::create_at`] plans, with the place of every tensor and no checksums, as JSON: what
+    /// identifies the plan. Opens nothing.
+    ///
+    /// # Errors
+    /// As [`BaseWriter::create_at`] for the plan.
+    pub fn planned_header(
+        output: &Output,
+        header: &Header,
+        tensors: &[PlannedTensor],
+    ) -> Result<Vec<u8>, FormatError> {
+        let planned = plan(header, tensors)
+            .and_then(|plan| with_tensors(header, &plan.entries, plan.main_tensors))
+            .and_then(|header| to_json(&header));
+        planned.map_err(|fault| FormatError::new(output.path(), fault))
+    }
+
+    /// Goes on behind tensors that an earlier writer of the same plan left in kept work: reads the first tensors back
+    /// and takes those as written whose payloads have these `checksums`, up to the first that does not (a torn write).
+    /// Returns how many. `progress` is called with the index of each before it is read.
+    ///
+    /// # Errors
+    /// If tensors are written already, or reading fails.
+    pub fn take_over(
+        &mut self,
+        checksums: &[u64],
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<usize, FormatError> {
+        if self.position != self.blob {
+            return Err(self.error(Fault::Plan("work can be taken over at the start only")));
+        }
+        for (index, &expected) in checksums.iter().enumerate().take(self.entries.len()) {
+            progress(index);
+            let (start, length) = (self.blob + self.entries[index].offset, self.entries[index].length);
+            let found = self.checksum_of(start, length).map_err(|cause| self.io("read it", cause))?;
+            if found != Some(expected) {
+                break;
+            }
+            self.entries[index].checksum_xxh64 = expected;
+            self.position = start + length;
+            self.written = index + 1;
+        }
+        Ok(self.written)
     }
 
     /// Writes the payload of the next planned tensor: codes, scales, biases.
@@ -98,33 +160,63 @@ impl BaseWriter {
     /// # Errors
     /// If all tensors are written, the length is not the planned one, or writing fails.
     pub fn write_tensor(&mut self, payload: &[u8]) -> Result<(), FormatError> {
-        let planned = self.entries.len();
-        let Some(entry) = self.entries.get_mut(self.written) else {
-            return Err(self.error(Fault::TooManyTensors { planned }));
-        };
-        if payload.len() as u64 != entry.length {
-            let (name, expected) = (entry.name.clone(), entry.length);
-            return Err(self.error(Fault::PayloadLength { name, expected, found: payload.len() as u64 }));
+        let found = payload.len() as u64;
+        match self.entries.get(self.written) {
+            Some(entry) if self.part.0 != 0 || found != entry.length => {
+                let (name, expected) = (entry.name.clone(), entry.length - self.part.0);
+                Err(self.error(Fault::PayloadLength { name, expected, found }))
+            }
+            _ => self.write_part(payload).map(drop),
         }
-        entry.checksum_xxh64 = xxh64(payload, 0);
-        let start = self.blob + entry.offset;
-        self.append_at(start, payload)?;
-        self.written += 1;
-        Ok(())
     }
 
-    /// Opens what is written so far as a file of its own, once all tensors are there: to try them before anything is
-    /// published. The view stays valid while more is written.
+    /// Appends to the payload of the next planned tensor. The last part, which may be all of it, gives the payload's
+    /// checksum. A tensor without bytes has one empty part.
     ///
     /// # Errors
-    /// If tensors or the header are not valid, or writing or mapping fails.
+    /// If all tensors are written, the payload gets longer than planned, or writing fails.
+    pub fn write_part(&mut self, part: &[u8]) -> Result<Option<u64>, FormatError> {
+        let planned = self.entries.len();
+        let Some(entry) = self.entries.get(self.written) else {
+            return Err(self.error(Fault::TooManyTensors { planned }));
+        };
+        let (before, expected) = (self.part.0, entry.length);
+        let length = before + part.len() as u64;
+        if length > expected {
+            let name = entry.name.clone();
+            return Err(self.error(Fault::PayloadLength { name, expected, found: length }));
+        }
+        self.append_at(self.blob + entry.offset + before, part)?;
+        self.part.1.update(part);
+        self.part.0 = length;
+        if length < expected {
+            return Ok(None);
+        }
+        let (_, hash) = std::mem::replace(&mut self.part, (0, Xxh64::new(0)));
+        let checksum = hash.digest();
+        self.entries[self.written].checksum_xxh64 = checksum;
+        self.written += 1;
+        Ok(Some(checksum))
+    }
+
+    /// A handle with which another thread can have the disk take what is written, while this one goes on writing.
+    ///
+    /// # Errors
+    /// If the system has no descriptor left.
+    pub fn flusher(&self) -> Result<Flusher, FormatError> {
+        let file = self.unfinished.file.try_clone().map_err(|cause| self.io("open it again", cause))?;
+        Ok(Flusher { out: self.output.path().to_owned(), file })
+    }
+
+    /// Writes the header as it stands and opens the unfinished file as what it is going to be, for a last look before
+    /// slots and [`BaseWriter::finish`]. The file's path may mean something to this process only.
+    ///
+    /// # Errors
+    /// If tensors are missing, the header is invalid, or writing fails.
     pub fn preview(&mut self) -> Result<BaseFile, FormatError> {
         self.check_complete()?;
-        let front = self.front().map_err(|fault| self.error(fault))?;
-        let file = self.temp.as_file_mut();
-        let written = file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&front));
-        written.map_err(|cause| self.io("write it", cause))?;
-        BaseFile::open(self.temp.path())
+        self.write_front()?;
+        BaseFile::open(&self.unfinished.path())
     }
 
     /// Appends a slot, once all tensors are written.
@@ -166,19 +258,39 @@ impl BaseWriter {
     /// into the reserved space (at least 4 KiB beyond the planned header).
     ///
     /// # Errors
-    /// If tensors are missing, the edited header is invalid or too long, or writing, syncing or renaming
-    /// fails.
+    /// If tensors are missing, the edited header is invalid or too long, writing or syncing fails, or a file of the
+    /// name exists that must not be replaced.
     pub fn finish(mut self, edit: impl FnOnce(&mut Header)) -> Result<(), FormatError> {
         self.check_complete()?;
         edit(&mut self.header);
+        self.write_front()?;
+        self.unfinished.file.sync_all().map_err(|cause| self.io("write it", cause))?;
+        let BaseWriter { output, unfinished, .. } = self;
+        unfinished.publish().map_err(|cause| {
+            let fault = match cause.kind() {
+                io::ErrorKind::AlreadyExists => Fault::Exists,
+                _ => Fault::Io { action: "give the finished file its name", cause },
+            };
+            FormatError::new(output.path(), fault)
+        })
+    }
+
+    /// Writes what was left open, and cuts off what an earlier writer left behind the end.
+    fn write_front(&mut self) -> Result<(), FormatError> {
         let front = self.front().map_err(|fault| self.error(fault))?;
         let slots = (self.slots > 0).then(|| (self.slots_start(), self.slots.to_le_bytes()));
-        let file = self.temp.as_file_mut();
-        complete(file, &front, slots).map_err(|cause| self.io("write it", cause))?;
-        let BaseWriter { out, temp, .. } = self;
-        let error = |action, cause| FormatError::new(&out, Fault::Io { action, cause });
-        temp.persist(&out).map_err(|persist| error("rename the finished file to it", persist.error))?;
-        sync_directory(&out).map_err(|cause| error("sync its directory", cause))
+        let end = self.position;
+        let file = &mut self.unfinished.file;
+        let mut write = || {
+            file.seek(SeekFrom::Start(0))?;
+            file.write_all(&front)?;
+            if let Some((start, count)) = slots {
+                file.seek(SeekFrom::Start(start))?;
+                file.write_all(&count)?;
+            }
+            if file.metadata()?.len() > end { file.set_len(end) } else { Ok(()) }
+        };
+        write().map_err(|cause| self.io("write it", cause))
     }
 
     /// Everything before the blob: preamble, JSON, spaces.
@@ -202,7 +314,7 @@ impl BaseWriter {
     /// Fills with zeros up to `start`, then appends `bytes`.
     fn append_at(&mut self, start: u64, bytes: &[u8]) -> Result<(), FormatError> {
         let gap = start.saturating_sub(self.position);
-        let file = self.temp.as_file_mut();
+        let file = &mut self.unfinished.file;
         let result = file
             .seek(SeekFrom::Start(self.position))
             .and_then(|_| io::copy(&mut io::repeat(0).take(gap), file))
@@ -223,12 +335,59 @@ impl BaseWriter {
         if written == planned { Ok(()) } else { Err(self.error(Fault::TooFewTensors { written, planned })) }
     }
 
+    /// Checksum of `length` bytes of the file from `start` on; `None` if it ends before.
+    fn checksum_of(&mut self, start: u64, length: u64) -> io::Result<Option<u64>> {
+        let mut block = vec![0; READ_BLOCK];
+        let mut hash = Xxh64::new(0);
+        let mut left = length;
+        let file = &mut self.unfinished.file;
+        file.seek(SeekFrom::Start(start))?;
+        while left > 0 {
+            let want = left.min(READ_BLOCK as u64) as usize;
+            let count = file.read(&mut block[..want])?;
+            if count == 0 {
+                return Ok(None);
+            }
+            hash.update(&block[..count]);
+            left -= count as u64;
+        }
+        Ok(Some(hash.digest()))
+    }
+
     fn error(&self, fault: Fault) -> FormatError {
-        FormatError::new(&self.out, fault)
+        FormatError::new(self.output.path(), fault)
     }
 
     fn io(&self, action: &'static str, cause: io::Error) -> FormatError {
         self.error(Fault::Io { action, cause })
+    }
+}
+
+/// See [`BaseWriter::flusher`].
+#[derive(Debug)]
+pub struct Flusher {
+    out: PathBuf,
+    file: File,
+}
+
+impl Flusher {
+    /// Returns when everything that was written before is on the disk.
+    ///
+    /// # Errors
+    /// A write that failed after the system had accepted it. It is reported once, here or by the writer.
+    pub fn flush(&self) -> Result<(), FormatError> {
+        let flushed = self.file.sync_data();
+        flushed.map_err(|cause| FormatError::new(&self.out, Fault::Io { action: "write it", cause }))
+    }
+}
+
+impl fmt::Debug for BaseWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let progress = (self.written, self.entries.len());
+        f.debug_struct("BaseWriter")
+            .field("output", &self.output)
+            .field("written", &progress)
+            .finish_non_exhaustive()
     }
 }
 
@@ -237,6 +396,8 @@ struct Plan {
     entries: Vec<TensorEntry>,
     main_tensors: usize,
     blob: u64,
+    /// End of the last tensor, from the start of the file.
+    end: u64,
 }
 
 fn plan(header: &Header, tensors: &[PlannedTensor]) -> Result<Plan, Fault> {
@@ -254,7 +415,7 @@ fn plan(header: &Header, tensors: &[PlannedTensor]) -> Result<Plan, Fault> {
     // The slot section starts at a multiple of 8 after the last tensor.
     let file_end = blob.checked_add(end).and_then(|end| end.checked_next_multiple_of(8));
     file_end.ok_or(Fault::Plan(TOO_LARGE))?;
-    Ok(Plan { entries, main_tensors, blob })
+    Ok(Plan { entries, main_tensors, blob, end: blob + end })
 }
 
 const TOO_LARGE: &str = "the tensors take more bytes than a file can have";
@@ -298,37 +459,4 @@ fn to_json(header: &Header) -> Result<Vec<u8>, Fault> {
         tensor: None,
         cause,
     })
-}
-
-/// A file in the directory of `out` that is deleted when dropped.
-fn temp_file(out: &Path) -> io::Result<NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".basert-").suffix(".tmp");
-    #[cfg(unix)]
-    {
-        // Temporary files are private by default, but this one becomes the output: leave it to the umask.
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    builder.tempfile_in(directory(out))
-}
-
-/// Writes what was left open, then has the disk take everything.
-fn complete(file: &mut File, front: &[u8], slot_count: Option<(u64, [u8; 4])>) -> io::Result<()> {
-    file.seek(SeekFrom::Start(0))?;
-    file.write_all(front)?;
-    if let Some((start, count)) = slot_count {
-        file.seek(SeekFrom::Start(start))?;
-        file.write_all(&count)?;
-    }
-    file.sync_all()
-}
-
-fn directory(out: &Path) -> &Path {
-    out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// Makes the rename last through a power cut. Only Unix can (and must) sync a directory.
-fn sync_directory(out: &Path) -> io::Result<()> {
-    if cfg!(unix) { File::open(directory(out))?.sync_all() } else { Ok(()) }
 }

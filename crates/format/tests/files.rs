@@ -286,7 +286,8 @@ fn a_writer_that_is_dropped_leaves_nothing() {
     let plan = || vec![planned("a", &[2], F32), planned("b", &[2], F32)];
     let mut writer = BaseWriter::create(&path, header(), plan()).expect("planned");
     writer.write_tensor(&[0; 8]).expect("written");
-    assert_eq!(entries(dir.path()).len(), 1);
+    // Without a name there is nothing to be left even when the process is killed.
+    assert_eq!(entries(dir.path()).len(), usize::from(!cfg!(target_os = "linux")));
     drop(writer);
     assert_eq!(entries(dir.path()), [""; 0]);
 

@@ -163,7 +163,7 @@ impl Encoding {
     /// pass-through only.
     pub fn encode(&self, values: &[f32], out: &mut Vec<u8>) -> Result<(), QuantError> {
         let length = self.payload_len(values.len() as u64)?;
-        if let Some(index) = values.iter().position(|value| !value.is_finite()) {
+        if let Some(index) = first_non_finite(values) {
             return Err(QuantError::NonFinite { index, value: values[index] });
         }
         let start = out.len();
@@ -197,6 +197,17 @@ impl Encoding {
             (_, dtype) => Ok(dtype.map_or("", Dtype::name)),
         }
     }
+}
+
+/// Index of the first value that is NaN or infinite. Looks at blocks without stopping inside, which is several times
+/// faster than at each value.
+fn first_non_finite(values: &[f32]) -> Option<usize> {
+    let is_bad = |value: &f32| !value.is_finite();
+    let mut blocks = values.chunks(64).enumerate();
+    let (block, _) =
+        blocks.find(|(_, values)| values.iter().fold(false, |bad, value| bad | is_bad(value)))?;
+    let start = block * 64;
+    values[start..].iter().position(is_bad).map(|index| start + index)
 }
 
 fn encode_float(dtype: FloatDtype, values: &[f32], out: &mut Vec<u8>) -> Result<(), QuantError> {

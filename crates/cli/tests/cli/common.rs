@@ -5,7 +5,7 @@ use std::process::{Child, Command, Output};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Runs the command with words and paths as arguments.
@@ -196,10 +196,71 @@ pub fn wait_for_output(child: &mut Child, folder: &Path) {
     }
 }
 
+/// Waits until a running conversion has opened its unfinished file for `folder`, which has a name there only where the
+/// file system wants one.
+#[track_caller]
+pub fn wait_for_unfinished(child: &mut Child, folder: &Path) {
+    let folder = folder.canonicalize().unwrap();
+    let descriptors = PathBuf::from(format!("/proc/{}/fd", child.id()));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let open = std::fs::read_dir(&descriptors).into_iter().flatten().filter_map(|entry| {
+            let target = std::fs::read_link(entry.ok()?.path()).ok()?;
+            target.starts_with(&folder).then_some(target)
+        });
+        if open.count() > 0 || !names(&folder).is_empty() {
+            return;
+        }
+        assert!(child.try_wait().unwrap().is_none(), "the command ended before it wrote anything");
+        assert!(Instant::now() < deadline, "the command never starts writing");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Names in a folder, sorted.
 pub fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> =
         std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
+}
+
+/// Makes a llama in `dir` whose embedding table is a hole of `bytes` (a power of two) in its file: much to convert, and
+/// nothing on the disk.
+pub fn with_hole(dir: &Path, bytes: u64) {
+    let tiny = fixture("llama-tiny");
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(tiny.join(name), dir.join(name)).unwrap();
+    }
+    let mut config: Value =
+        serde_json::from_slice(&std::fs::read(tiny.join("config.json")).unwrap()).unwrap();
+    let vocab = bytes / 256;
+    config["vocab_size"] = json!(vocab);
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+
+    let original = std::fs::read(tiny.join("model.safetensors")).unwrap();
+    let (header, data) = split_safetensors(&original);
+    let mut tensors: Vec<(String, Value)> = header.as_object().unwrap().clone().into_iter().collect();
+    let shift = data.len() as u64;
+    for (name, tensor) in &mut tensors {
+        if name.as_str() == "model.embed_tokens.weight" {
+            tensor["shape"][0] = json!(vocab);
+            tensor["data_offsets"] = json!([shift, shift + bytes]);
+        }
+    }
+    // The old table's bytes are covered by a tensor that the model ignores: safetensors allows no gaps.
+    let old = header["model.embed_tokens.weight"].clone();
+    tensors.push(("model.layers.0.self_attn.rotary_emb.inv_freq".into(), old));
+    let header = Value::Object(tensors.into_iter().collect()).to_string();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.extend(data);
+    std::fs::write(dir.join("model.safetensors"), &file).unwrap();
+    let handle = std::fs::OpenOptions::new().write(true).open(dir.join("model.safetensors")).unwrap();
+    handle.set_len(file.len() as u64 + bytes).unwrap();
+}
+
+fn split_safetensors(bytes: &[u8]) -> (Value, &[u8]) {
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    (serde_json::from_slice(&bytes[8..8 + len]).unwrap(), &bytes[8 + len..])
 }

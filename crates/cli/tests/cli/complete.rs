@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, ChildStdout, Stdio};
 
 use crate::common::{
     Said, basert, comma_separated, converted, fixture, golden, hybrid, ids, interrupt, llama, names, prompt,
@@ -375,26 +375,8 @@ fn a_model_without_tokenizer_speaks_in_ids() {
     run!("complete", &model, "--prompt-ids", "1", "--stop", "x").fails_with(&["has no tokenizer"]);
 }
 
-#[test]
-fn a_reader_that_leaves_is_no_error() {
-    let mut child = basert()
-        .arg("complete")
-        .arg(llama())
-        .args(["--prompt-ids", "311", "--ignore-eos", "--temp", "0"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut first = [0; 1];
-    let mut out = child.stdout.take().unwrap();
-    out.read_exact(&mut first).unwrap();
-    drop(out);
-    let said = Said::from(child.wait_with_output().unwrap());
-    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
-}
-
-#[test]
-fn an_interrupt_ends_the_answer_and_keeps_what_there_is() {
+/// A command in the middle of an endless answer, `bytes` of which have been read.
+fn answering(bytes: usize) -> (Child, ChildStdout) {
     let mut child = basert()
         .arg("complete")
         .arg(llama())
@@ -404,9 +386,23 @@ fn an_interrupt_ends_the_answer_and_keeps_what_there_is() {
         .spawn()
         .unwrap();
     let mut out = child.stdout.take().unwrap();
-    let mut text = vec![0; 20];
-    out.read_exact(&mut text).unwrap();
+    out.read_exact(&mut vec![0; bytes]).unwrap();
+    (child, out)
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let (child, out) = answering(1);
+    drop(out);
+    let said = Said::from(child.wait_with_output().unwrap());
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn an_interrupt_ends_the_answer_and_keeps_what_there_is() {
+    let (child, mut out) = answering(20);
     interrupt(&child);
+    let mut text = Vec::new();
     out.read_to_end(&mut text).unwrap();
     let said = Said::from(child.wait_with_output().unwrap());
     assert_eq!((said.code, said.err.as_str()), (Some(130), ""));

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::common::{Said, basert, converted, fixture, interrupt, names, wait_for_output};
+use crate::common::{Said, basert, converted, fixture, interrupt, names, wait_for_unfinished, with_hole};
 use serde_json::{Value, json};
 
 #[test]
@@ -187,7 +187,7 @@ fn outputs_that_cannot_be_are_refused_before_any_work() {
 #[test]
 fn an_interrupted_conversion_leaves_nothing_behind() {
     let source = tempfile::tempdir().unwrap();
-    slow_source(source.path());
+    with_hole(source.path(), 2 << 30);
     let dir = tempfile::tempdir().unwrap();
     let mut child = basert()
         .arg("convert")
@@ -196,48 +196,9 @@ fn an_interrupted_conversion_leaves_nothing_behind() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    wait_for_output(&mut child, dir.path());
+    wait_for_unfinished(&mut child, dir.path());
     interrupt(&child);
     let said = Said::from(child.wait_with_output().unwrap());
     assert_eq!((said.code, said.err.as_str()), (Some(130), ""));
     assert_eq!(names(dir.path()), Vec::<String>::new());
-}
-
-/// A llama whose embedding table is a hole of 2 GiB in its file, so that converting it takes a while.
-fn slow_source(dir: &Path) {
-    let tiny = fixture("llama-tiny");
-    for name in ["tokenizer.json", "tokenizer_config.json"] {
-        fs::copy(tiny.join(name), dir.join(name)).unwrap();
-    }
-    let mut config: Value = serde_json::from_slice(&fs::read(tiny.join("config.json")).unwrap()).unwrap();
-    let vocab: u64 = 1 << 23;
-    config["vocab_size"] = json!(vocab);
-    fs::write(dir.join("config.json"), config.to_string()).unwrap();
-
-    let bytes = fs::read(tiny.join("model.safetensors")).unwrap();
-    let (header, data) = split_safetensors(&bytes);
-    let embedding_bytes = vocab * 128 * 2;
-    let mut tensors: Vec<(String, Value)> = header.as_object().unwrap().clone().into_iter().collect();
-    let shift = data.len() as u64;
-    for (name, tensor) in &mut tensors {
-        if name.as_str() == "model.embed_tokens.weight" {
-            tensor["shape"][0] = json!(vocab);
-            tensor["data_offsets"] = json!([shift, shift + embedding_bytes]);
-        }
-    }
-    // The old table's bytes are covered by a tensor that the model ignores: safetensors allows no gaps.
-    let old = header["model.embed_tokens.weight"].clone();
-    tensors.push(("model.layers.0.self_attn.rotary_emb.inv_freq".into(), old));
-    let header = Value::Object(tensors.into_iter().collect()).to_string();
-    let mut file = (header.len() as u64).to_le_bytes().to_vec();
-    file.extend(header.as_bytes());
-    file.extend(data);
-    fs::write(dir.join("model.safetensors"), &file).unwrap();
-    let handle = fs::OpenOptions::new().write(true).open(dir.join("model.safetensors")).unwrap();
-    handle.set_len(file.len() as u64 + embedding_bytes).unwrap();
-}
-
-fn split_safetensors(bytes: &[u8]) -> (Value, &[u8]) {
-    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    (serde_json::from_slice(&bytes[8..8 + len]).unwrap(), &bytes[8 + len..])
 }

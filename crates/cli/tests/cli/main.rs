@@ -11,4 +11,5 @@ mod convert;
 mod eval;
 mod help;
 mod hostile;
+mod unfinished;
 mod verify;

@@ -82,6 +82,11 @@ impl GgufFile {
         Ok(GgufFile { path: path.to_owned(), map, contents, names })
     }
 
+    /// The mapped bytes.
+    pub(crate) fn map(&self) -> &FileMap {
+        &self.map
+    }
+
     /// The file's path as given to [`GgufFile::open`].
     pub fn path(&self) -> &Path {
         &self.path

@@ -3,6 +3,8 @@
 //! The arrays decide: a module is quantised if and only if it has scales, and with the model's own width known,
 //! bits and group follow from their lengths. What `config.json` declares must agree.
 
+use std::ops::Range;
+
 use basert_quant::{Encoding, FloatDtype, Mlx, MlxArrays, QuantError, float};
 
 use super::tensor::{RegionsMut, scale_float, slice};
@@ -154,7 +156,13 @@ impl Module<'_> {
     }
 
     /// See [`super::SourceTensor::repack_rows`].
-    pub fn repack_rows(&self, row: usize, rows: usize, out: RegionsMut<'_>) -> Result<(), QuantError> {
+    pub fn repack_rows(
+        &self,
+        row: usize,
+        rows: usize,
+        encoding: Encoding,
+        out: RegionsMut<'_>,
+    ) -> Result<(), QuantError> {
         let arrays = self.rows(row, rows)?;
         copy("codes (bytes)", arrays.codes, out.codes)?;
         if self.scale != Some(FloatDtype::F32) {
@@ -162,7 +170,6 @@ impl Module<'_> {
             return copy("biases (bytes)", arrays.biases, out.biases);
         }
         // Every value was found to be one of the narrower type, so either rounding is none.
-        let Some(encoding) = self.exact_encoding(true) else { return Err(QuantError::NotEncodable("MLX")) };
         let Encoding::Affine { scale, .. } = encoding else { return Err(QuantError::NotEncodable("MLX")) };
         for (source, out) in [(arrays.scales, out.scales), (arrays.biases, out.biases)] {
             let mut values = vec![0.0; source.len() / 4];
@@ -174,6 +181,12 @@ impl Module<'_> {
             copy("scales (bytes)", &stored, out)?;
         }
         Ok(())
+    }
+
+    /// See [`super::SourceTensor::row_bytes`].
+    pub fn row_bytes(&self, rows: Range<usize>) -> [&[u8]; 3] {
+        self.rows(rows.start, rows.len())
+            .map_or([&[]; 3], |arrays| [arrays.codes, arrays.scales, arrays.biases])
     }
 
     fn rows(&self, row: usize, rows: usize) -> Result<MlxArrays<'_>, QuantError> {

@@ -1,5 +1,6 @@
 //! A tensor of a source file: plain floats, ggml blocks, or the arrays of a quantised MLX module.
 
+use std::ops::Range;
 use std::path::Path;
 
 use basert_quant::{Encoding, FloatDtype, GgmlType, QuantError, ScaleDtype, ggml};
@@ -83,6 +84,18 @@ impl SourceTensor<'_> {
         arrays.into_iter().map(|length| length as u64).sum()
     }
 
+    /// The bytes of `rows` of `width` elements: codes, scales and biases of a module, one slice of any other tensor.
+    /// Rows that are not there have none.
+    pub fn row_bytes(&self, rows: Range<usize>, width: usize) -> [&[u8]; 3] {
+        match &self.data {
+            Data::Blocks { .. } => {
+                [self.blocks(rows.start, width, rows.len() * width).unwrap_or(&[]), &[], &[]]
+            }
+            Data::Module(module) => module.row_bytes(rows),
+            Data::Unreadable { bytes, .. } => [bytes, &[], &[]],
+        }
+    }
+
     /// The plain float type, if it is one.
     pub fn float(&self) -> Option<FloatDtype> {
         match &self.data {
@@ -150,7 +163,7 @@ impl SourceTensor<'_> {
         }
     }
 
-    /// Moves consecutive rows into the regions of [`SourceTensor::exact_encoding`].
+    /// Moves consecutive rows into the regions of `encoding`, which is [`SourceTensor::exact_encoding`].
     ///
     /// # Errors
     /// Rows that are not there, or regions of another length.
@@ -159,6 +172,7 @@ impl SourceTensor<'_> {
         row: usize,
         rows: usize,
         width: usize,
+        encoding: Encoding,
         out: RegionsMut<'_>,
     ) -> Result<(), QuantError> {
         match &self.data {
@@ -166,7 +180,7 @@ impl SourceTensor<'_> {
                 let blocks = self.blocks(row, width, rows * width)?;
                 ggml::repack(*ty, blocks, out.codes, out.scales, out.biases)
             }
-            Data::Module(module) => module.repack_rows(row, rows, out),
+            Data::Module(module) => module.repack_rows(row, rows, encoding, out),
             Data::Unreadable { type_name, .. } => Err(QuantError::UnsupportedGgmlType(type_name)),
         }
     }

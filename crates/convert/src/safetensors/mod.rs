@@ -85,6 +85,11 @@ impl SafetensorsFile {
         &self.path
     }
 
+    /// The mapped bytes.
+    pub(crate) fn map(&self) -> &FileMap {
+        &self.map
+    }
+
     /// All tensors in the order of their data.
     pub fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
         self.header.tensors.iter().map(|info| self.view(info))

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use basert_format::SourceFormat;
+use basert_format::{FileMap, SourceFormat};
 use basert_model::{Config, ModelSpec};
 use serde_json::{Map, Value};
 
@@ -40,6 +40,11 @@ impl GgufSource {
     /// The file, or all parts.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
+    }
+
+    /// The parts and their mapped bytes.
+    pub fn maps(&self) -> impl Iterator<Item = (&Path, &FileMap)> {
+        self.parts.iter().map(|part| (part.path(), part.map()))
     }
 
     /// See [`super::Source::plan`].

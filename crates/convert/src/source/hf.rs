@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use basert_format::SourceFormat;
+use basert_format::{FileMap, SourceFormat};
 use basert_model::{Arch, Config, ModelSpec};
 use basert_quant::{FloatDtype, GgmlType};
 use serde_json::Value;
@@ -68,6 +68,11 @@ impl HfSource {
     /// Every file that was found to matter.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
+    }
+
+    /// The shards and their mapped bytes.
+    pub fn maps(&self) -> impl Iterator<Item = (&Path, &FileMap)> {
+        self.checkpoint.shards.iter().map(|shard| (shard.path(), shard.map()))
     }
 
     /// See [`super::Source::plan`].

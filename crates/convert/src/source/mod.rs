@@ -8,10 +8,11 @@ mod mlx;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use basert_format::SourceFormat;
+use basert_format::{FileMap, SourceFormat};
 use basert_model::{Arch, Config, ModelError};
 use serde_json::Value;
 
+use crate::digest::{self, FileDigest};
 use crate::recipe::{Inventory, Recipe};
 use crate::report::Dropped;
 use crate::{Convention, ConvertError, Options, tokenizer};
@@ -106,6 +107,32 @@ impl Source {
         match self {
             Source::Hf(source) => source.files(),
             Source::Gguf(source) => source.files(),
+        }
+    }
+
+    /// The mapped files, which are those with tensors.
+    pub fn maps(&self) -> Vec<(&Path, &FileMap)> {
+        match self {
+            Source::Hf(source) => source.maps().collect(),
+            Source::Gguf(source) => source.maps().collect(),
+        }
+    }
+
+    /// SHA-256 of the checkpoint: of a single GGUF file its own, else over the directory's files ([`digest`]).
+    pub fn sha256(&self, digests: Vec<FileDigest>) -> String {
+        match self {
+            Source::Gguf(source) if source.files().len() == 1 => {
+                digests.first().map_or_else(String::new, FileDigest::hex)
+            }
+            _ => digest::combine(self.directory(), digests),
+        }
+    }
+
+    /// The directory that file names are relative to.
+    pub fn directory(&self) -> &Path {
+        match self {
+            Source::Hf(source) => source.directory(),
+            Source::Gguf(source) => source.path().parent().unwrap_or(Path::new("")),
         }
     }
 
