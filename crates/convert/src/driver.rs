@@ -83,15 +83,7 @@ pub fn convert_to(
     refuse_losses(&plan, &tensors, options)?;
     let header = header(&source, &plan, &tensors, options)?;
 
-    let planned: Vec<_> = tensors.iter().map(|stored| stored.planned.clone()).collect();
-    let journal = match output.partial() {
-        None => None,
-        Some(partial) => {
-            let planned_header = BaseWriter::planned_header(output, &header, &planned)?;
-            Some(Journal::open(&partial, &Identity::of(&source, options, &planned_header)?)?)
-        }
-    };
-    let mut writer = BaseWriter::create_at(output, header, planned)?;
+    let (journal, mut writer) = begin(&source, output, options, header, &tensors)?;
     progress.start(tensors.len(), report.written.bytes);
     let mut ledger = Ledger { tensors: &tensors, report: &mut report, progress, journal };
     trail.release_all();
@@ -190,6 +182,25 @@ fn refuse_losses(plan: &Plan<'_>, tensors: &[Stored], options: &Options) -> Resu
         target: options.target.to_string(),
         tensors: losses,
     })
+}
+
+/// Opens the output, and before it the journal of work that is to be kept, so that no unfinished file is without one.
+fn begin(
+    source: &Source,
+    output: &Output,
+    options: &Options,
+    header: Header,
+    tensors: &[Stored],
+) -> Result<(Option<Journal>, BaseWriter), ConvertError> {
+    let planned: Vec<_> = tensors.iter().map(|stored| stored.planned.clone()).collect();
+    let journal = match output.partial() {
+        None => None,
+        Some(partial) => {
+            let planned_header = BaseWriter::planned_header(output, &header, &planned)?;
+            Some(Journal::open(&partial, &Identity::of(source, options, &planned_header)?)?)
+        }
+    };
+    Ok((journal, BaseWriter::create_at(output, header, planned)?))
 }
 
 /// Writes all tensors that are not written yet, and hashes the source on the way.

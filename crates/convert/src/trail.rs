@@ -5,6 +5,7 @@
 //! byte comes from the disk once, also where the source is larger than the memory.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use basert_format::FileMap;
@@ -22,9 +23,15 @@ const AHEAD: u64 = 64 << 20;
 /// need many requests at once get them.
 const READ_AHEAD: u64 = 8 << 20;
 
+/// Pieces after which all pages are released and not only those of the last piece. The system maps pages around the one
+/// that is read, so a few of every piece's neighbours come back after their own release.
+const SWEEP: usize = 32;
+
 /// See the module.
 pub(crate) struct Trail<'a> {
     inventory: &'a Inventory<'a>,
+    /// Pieces that were used.
+    used: AtomicUsize,
     /// Files with tensors, in the order in which the conversion comes to them.
     maps: Vec<(&'a Path, &'a FileMap)>,
     state: Mutex<State>,
@@ -66,7 +73,13 @@ impl<'a> Trail<'a> {
         sorted.append(&mut maps);
         let reached = vec![0; sorted.len()];
         let state = State { reached, file: 0, ended: false, cancelled: false };
-        Trail { inventory, maps: sorted, state: Mutex::new(state), moved: Condvar::new() }
+        Trail {
+            inventory,
+            used: AtomicUsize::new(0),
+            maps: sorted,
+            state: Mutex::new(state),
+            moved: Condvar::new(),
+        }
     }
 
     /// The conversion needs rows of `width` elements now.
@@ -84,9 +97,12 @@ impl<'a> Trail<'a> {
     /// The conversion has used rows of `width` elements.
     pub fn release(&self, spans: &[Span], width: usize) {
         self.each(spans, width, |_, map, bytes| map.release(bytes));
+        if self.used.fetch_add(1, Ordering::Relaxed) % SWEEP == SWEEP - 1 {
+            self.release_all();
+        }
     }
 
-    /// Takes everything out of the process's memory that planning has looked at.
+    /// Takes everything out of the process's memory; what is in use comes back.
     pub fn release_all(&self) {
         self.maps.iter().for_each(|(_, map)| map.release(map));
     }
