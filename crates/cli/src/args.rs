@@ -98,6 +98,7 @@ Examples:
   basert convert smollm2-q4_1.gguf                   keeps every quantised tensor exactly
   basert convert ./Qwen3.5-4B-MLX-4bit --plan        says what would become of every tensor
   basert convert ./Qwen3-0.6B --json | jq .fallbacks
+  basert convert --synthetic qwen3.5-2b              random weights, for benchmarks
 
 A quantised source is converted without loss, or refused; --allow-quant-from-quant permits the loss. Exactness is \
 proved during the conversion by decoding both sides.
@@ -108,8 +109,8 @@ the creation time in the file; otherwise it is the newest modification time amon
 #[derive(Args, Debug)]
 pub struct ConvertArgs {
     /// Directory with config.json and *.safetensors, or a .gguf file (any part of a split one)
-    #[arg(value_name = "SOURCE")]
-    pub source: PathBuf,
+    #[arg(value_name = "SOURCE", required_unless_present = "synthetic")]
+    pub source: Option<PathBuf>,
 
     /// File to write [default: <source name>-<target>.base in the current directory]
     #[arg(short, long, value_name = "FILE")]
@@ -135,6 +136,18 @@ pub struct ConvertArgs {
     /// Whose conventions the weights follow: hf or mlx [default: found out from the files, which must agree]
     #[arg(long, value_name = "NAME", value_parser = convention)]
     pub source_convention: Option<Convention>,
+
+    /// Instead of a source: random weights with the geometry of this model, e.g. qwen3.5-2b, for benchmarks. `list` shows
+    /// all. The file has no tokenizer: it takes and gives token ids
+    #[arg(
+        long, value_name = "GEOMETRY",
+        conflicts_with_all = ["source", "plan", "allow_quant_from_quant", "source_convention", "no_tokenizer"]
+    )]
+    pub synthetic: Option<String>,
+
+    /// With --synthetic: the first N layers only
+    #[arg(long, value_name = "N", requires = "synthetic", value_parser = positive)]
+    pub layers: Option<usize>,
 
     /// Read headers only and print what would become of every tensor; writes nothing
     #[arg(long, conflicts_with_all = ["output", "force"])]

@@ -15,9 +15,20 @@ use crate::failure::{Failure, Outcome};
 use crate::units::bytes;
 use crate::{interrupt, output, place, progress};
 
+mod synthetic;
+
 /// Runs the command.
 pub fn run(args: &ConvertArgs) -> Outcome {
-    let options = Options {
+    let options = options(args);
+    match (&args.synthetic, &args.source) {
+        (Some(geometry), _) => synthetic::run(geometry, args, &options),
+        (None, Some(source)) => convert(source, args, &options),
+        (None, None) => Err(Failure::new("there is nothing to convert")),
+    }
+}
+
+fn options(args: &ConvertArgs) -> Options {
+    Options {
         target: args.target,
         group: args.group,
         scale: args.scales,
@@ -26,23 +37,26 @@ pub fn run(args: &ConvertArgs) -> Outcome {
         threads: args.threads,
         allow_missing_tokenizer: args.no_tokenizer,
         ..Options::default()
-    };
+    }
+}
+
+fn convert(source: &Path, args: &ConvertArgs, options: &Options) -> Outcome {
     if args.plan {
-        let report = basert_convert::plan(&args.source, &options).map_err(|e| failed(&e))?;
+        let report = basert_convert::plan(source, options).map_err(|e| failed(&e))?;
         return show_plan(&report, args.json);
     }
     let output = match &args.output {
         Some(path) => path.clone(),
         None => {
-            let target = basert_convert::resolve_target(&args.source, &options).map_err(|e| failed(&e))?;
-            default_output(&args.source, target.name())?
+            let target = basert_convert::resolve_target(source, options).map_err(|e| failed(&e))?;
+            default_output(source, target.name())?
         }
     };
-    check_output(&args.source, &output, args.force)?;
+    check_output(source, &output, args.force)?;
 
     let staging = Staging::create(&output, args.force)?;
     let mut bar = Bar { bar: progress::bytes(0), pending: 0 };
-    let result = basert_convert::convert(&args.source, &staging.file, &options, &mut bar);
+    let result = basert_convert::convert(source, &staging.file, options, &mut bar);
     bar.bar.finish_and_clear();
     let report = result.map_err(|e| staging.say_output(failed(&e)))?;
     staging.publish()?;

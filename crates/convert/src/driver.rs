@@ -9,6 +9,7 @@ use basert_format::{
     BaseWriter, ComputeRegion, Header, HeaderFlags, LayerDescriptor, LayerKind, LayerPrecision, MmProj,
     QuantScheme, Source as HeaderSource,
 };
+use basert_model::{Arch, Config};
 use basert_quant::Encoding;
 
 use crate::recipe::SourceTensor;
@@ -21,7 +22,7 @@ use crate::{
 };
 
 /// Metadata key that holds the target as it was asked for.
-const TARGET_KEY: &str = "basert.target";
+pub(crate) const TARGET_KEY: &str = "basert.target";
 
 /// Header metadata key that holds a checkpoint's `generation_config.json`: what it recommends for sampling.
 pub const GENERATION_KEY: &str = "basert.generation_config";
@@ -257,7 +258,7 @@ fn header(
     if let Some(generation) = &plan.generation {
         header.metadata.insert(GENERATION_KEY.to_owned(), generation.clone());
     }
-    header.flags = flags(plan);
+    header.flags = flags(plan.arch, &plan.config);
     header.layers = vec![filler(); plan.config.num_hidden_layers];
     if plan.recipes.iter().any(|recipe| recipe.role.is_none()) {
         let arch = format!("{}_mm", plan.arch);
@@ -283,26 +284,26 @@ fn scheme(tensors: &[Stored], options: &Options) -> QuantScheme {
     bytes.into_values().max_by_key(|(bytes, _)| *bytes).map_or(QuantScheme::Bf16, |(_, scheme)| scheme)
 }
 
-fn flags(plan: &Plan<'_>) -> HeaderFlags {
+pub(crate) fn flags(arch: Arch, config: &Config) -> HeaderFlags {
     // The original converter sets QUANTIZED on float files as well.
     let mut flags = HeaderFlags::QUANTIZED;
-    if plan.arch.is_moe() {
+    if arch.is_moe() {
         flags |= HeaderFlags::HAS_MOE;
     }
-    if plan.arch.is_hybrid() {
+    if arch.is_hybrid() {
         flags |= HeaderFlags::HAS_SSM | HeaderFlags::HAS_HYBRID;
     }
-    if plan.config.mtp_num_hidden_layers > 0 {
+    if config.mtp_num_hidden_layers > 0 {
         flags |= HeaderFlags::HAS_SPECULATOR;
     }
-    if plan.config.tie_word_embeddings {
+    if config.tie_word_embeddings {
         flags |= HeaderFlags::TIED_EMBEDDINGS;
     }
     flags
 }
 
 /// The entry that existing files repeat for every layer of every architecture.
-fn filler() -> LayerDescriptor {
+pub(crate) fn filler() -> LayerDescriptor {
     LayerDescriptor {
         kind: LayerKind::AttentionGqa,
         moe_n_experts: 0,
@@ -314,7 +315,7 @@ fn filler() -> LayerDescriptor {
 }
 
 /// `SOURCE_DATE_EPOCH`, if it is set.
-fn source_date_epoch() -> Result<Option<u64>, ConvertError> {
+pub(crate) fn source_date_epoch() -> Result<Option<u64>, ConvertError> {
     const NAME: &str = "SOURCE_DATE_EPOCH";
     match std::env::var(NAME) {
         Err(std::env::VarError::NotPresent) => Ok(None),

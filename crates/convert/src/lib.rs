@@ -22,6 +22,7 @@ pub mod safetensors;
 mod same_file;
 mod source;
 mod storage;
+mod synthetic;
 mod tokenizer;
 
 pub use convention::Convention;
@@ -31,3 +32,4 @@ pub use options::{Options, Target};
 pub use progress::{Progress, Silent};
 pub use report::{Count, Dropped, Fallback, Report, TensorReport, Verdict};
 pub use same_file::same_file;
+pub use synthetic::{SYNTHETIC_KEY, Synthetic, SyntheticReport, synthesize};

@@ -26,12 +26,12 @@ pub(crate) struct Stored {
 }
 
 /// An encoding, and how the source's elements get there.
-struct Choice {
-    encoding: Encoding,
+pub(crate) struct Choice {
+    pub encoding: Encoding,
     /// Codes and scales are kept.
     repacked: bool,
     /// Not what the options ask for, because of the row length.
-    fell_back: bool,
+    pub fell_back: bool,
 }
 
 impl Choice {
@@ -120,7 +120,7 @@ fn target(inventory: &Inventory<'_>, recipe: &Recipe, options: &Options, look: b
 
 /// The target's encoding for this row length: the group asked for, else the largest smaller one that divides
 /// the row, else bf16.
-fn affine(recipe: &Recipe, options: &Options, dtype: Dtype) -> Choice {
+pub(crate) fn affine(recipe: &Recipe, options: &Options, dtype: Dtype) -> Choice {
     let wanted = options.wanted_group(dtype);
     let fits = |&group: &usize| group <= wanted && recipe.width.is_multiple_of(group);
     match GROUPS.into_iter().find(fits) {
@@ -204,7 +204,7 @@ pub(crate) fn scales_underflow(encoding: Encoding, largest: f32) -> bool {
 }
 
 /// Region and residency as the original converter assigns them.
-fn place(recipe: &Recipe) -> (ComputeRegion, Residency) {
+pub(crate) fn place(recipe: &Recipe) -> (ComputeRegion, Residency) {
     let matrix = recipe.shape.len() > 1;
     match recipe.role {
         None if matrix => (ComputeRegion::Accelerator, Residency::Cold),

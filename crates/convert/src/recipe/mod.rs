@@ -147,7 +147,7 @@ pub(crate) enum Op {
 
 impl Recipe {
     /// A tensor that is one source tensor of `shape`, unchanged but for what the caller sets afterwards.
-    fn whole(spec: &TensorSpec, tensor: usize) -> Recipe {
+    pub fn whole(spec: &TensorSpec, tensor: usize) -> Recipe {
         let width = spec.shape.last().copied().unwrap_or(1);
         let rows = rows(&spec.shape);
         Recipe {
