@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use basert_convert::{Convention, Target};
+use basert_convert::{Compat, Convention, Target};
 use basert_quant::ScaleDtype;
 use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue};
@@ -137,11 +137,16 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "NAME", value_parser = convention)]
     pub source_convention: Option<Convention>,
 
+    /// Lay the file out exactly as the original BaseRT converter does, for its engine: `basert`. Without draft layers; norms
+    /// are f16. From Hugging Face and MLX checkpoints
+    #[arg(long, value_name = "NAME", value_parser = compat)]
+    pub compat: Option<Compat>,
+
     /// Instead of a source: random weights with the geometry of this model, e.g. qwen3.5-2b, for benchmarks. `list` shows
     /// all. The file has no tokenizer: it takes and gives token ids
     #[arg(
         long, value_name = "GEOMETRY",
-        conflicts_with_all = ["source", "plan", "allow_quant_from_quant", "source_convention", "no_tokenizer"]
+        conflicts_with_all = ["source", "plan", "allow_quant_from_quant", "source_convention", "no_tokenizer", "compat"]
     )]
     pub synthetic: Option<String>,
 
@@ -181,6 +186,11 @@ fn target(s: &str) -> Result<Target, String> {
 
 /// A convention in the converter's spelling.
 fn convention(s: &str) -> Result<Convention, String> {
+    s.parse().map_err(|e: basert_convert::ConvertError| e.to_string())
+}
+
+/// A layout in the converter's spelling.
+fn compat(s: &str) -> Result<Compat, String> {
     s.parse().map_err(|e: basert_convert::ConvertError| e.to_string())
 }
 

@@ -34,6 +34,7 @@ fn options(args: &ConvertArgs) -> Options {
         scale: args.scales,
         allow_quant_from_quant: args.allow_quant_from_quant,
         convention: args.source_convention,
+        compat: args.compat,
         threads: args.threads,
         allow_missing_tokenizer: args.no_tokenizer,
         ..Options::default()

@@ -18,7 +18,7 @@ use crate::same_file::same_file;
 use crate::source::{Plan, Source};
 use crate::storage::{self, Stored};
 use crate::{
-    Convention, ConvertError, Options, Progress, Report, Target, convention, digest, encode, options,
+    Convention, ConvertError, Options, Progress, Report, Target, compat, convention, digest, encode, options,
 };
 
 /// Metadata key that holds the target as it was asked for.
@@ -47,7 +47,8 @@ pub fn convert(
     options.check()?;
     let source = Source::open(source)?;
     refuse_overwriting(&source, out)?;
-    let plan = source.plan(options)?;
+    let mut plan = source.plan(options)?;
+    compat::arrange(&mut plan, options)?;
     let options = &options.resolved(plan.inventory.is_quantised())?;
     // Whoever names the convention knows better than the norms.
     if let (Some(convention), None) = (plan.convention, options.convention) {
@@ -60,6 +61,9 @@ pub fn convert(
 
     let planned = tensors.iter().map(|stored| stored.planned.clone()).collect();
     let mut writer = BaseWriter::create(out, header, planned)?;
+    if options.compat.is_some() {
+        writer.pad_header_with_zeros();
+    }
     progress.start(tensors.len(), report.written.bytes);
     let cancelled = AtomicBool::new(false);
     let sha256 = std::thread::scope(|scope| {
@@ -85,7 +89,8 @@ pub fn plan(source: &Path, options: &Options) -> Result<Report, ConvertError> {
     let started = Instant::now();
     options.check()?;
     let source = Source::open(source)?;
-    let plan = source.plan(options)?;
+    let mut plan = source.plan(options)?;
+    compat::arrange(&mut plan, options)?;
     let options = &options.resolved(plan.inventory.is_quantised())?;
     let mut report = empty_report(&plan, options);
     let tensors = store_all(&plan, options, false, &mut report)?;
@@ -111,7 +116,9 @@ fn refuse_losses(plan: &Plan<'_>, tensors: &[Stored], options: &Options) -> Resu
     if options.allow_quant_from_quant || !plan.inventory.is_quantised() {
         return Ok(());
     }
-    let lossy = tensors.iter().filter(|stored| !stored.verdict.is_exact());
+    let lossy = tensors
+        .iter()
+        .filter(|stored| !stored.verdict.is_exact() && !compat::rounds(&stored.recipe, options));
     let loss = |stored: &Stored| {
         let becomes = storage::describe(stored.planned.encoding);
         (stored.planned.name.clone(), stored.source.clone(), becomes)
@@ -264,6 +271,7 @@ fn header(
         let arch = format!("{}_mm", plan.arch);
         header.mmproj = Some(MmProj { arch, config: plan.mmproj.clone(), tensors: Vec::new() });
     }
+    compat::header(&mut header, &plan.config, options);
     Ok(header)
 }
 

@@ -8,6 +8,7 @@
 //!
 //! Only arithmetic on bytes from files lives here, none of a model's forward pass.
 
+mod compat;
 mod convention;
 mod digest;
 mod driver;
@@ -25,6 +26,7 @@ mod storage;
 mod synthetic;
 mod tokenizer;
 
+pub use compat::Compat;
 pub use convention::Convention;
 pub use driver::{GENERATION_KEY, check_output, convert, plan, resolve_target};
 pub use error::ConvertError;

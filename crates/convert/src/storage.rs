@@ -7,7 +7,7 @@ use basert_quant::{Dtype, Encoding, FloatDtype, ScaleDtype};
 use crate::options::GROUPS;
 use crate::recipe::{Inventory, Op, Recipe, SourceTensor};
 use crate::report::{Fallback, Verdict, without_layer};
-use crate::{ConvertError, Options};
+use crate::{ConvertError, Options, compat};
 
 /// A recipe and what becomes of it.
 pub(crate) struct Stored {
@@ -29,13 +29,13 @@ pub(crate) struct Stored {
 pub(crate) struct Choice {
     pub encoding: Encoding,
     /// Codes and scales are kept.
-    repacked: bool,
+    pub repacked: bool,
     /// Not what the options ask for, because of the row length.
     pub fell_back: bool,
 }
 
 impl Choice {
-    fn float(dtype: FloatDtype) -> Choice {
+    pub fn float(dtype: FloatDtype) -> Choice {
         Choice { encoding: Encoding::Float(dtype), repacked: false, fell_back: false }
     }
 }
@@ -47,12 +47,13 @@ impl Choice {
 /// Sizes that cannot be addressed.
 pub(crate) fn store(
     inventory: &Inventory<'_>,
-    recipe: Recipe,
+    mut recipe: Recipe,
     options: &Options,
     look: bool,
 ) -> Result<(Stored, Option<Fallback>), ConvertError> {
     let storage = recipe.role.map_or(Storage::SourceFloat, Role::storage);
     let choice = match storage {
+        _ if options.compat.is_some() => compat::choose(inventory, &mut recipe, options, look)?,
         Storage::F32 => Choice::float(FloatDtype::F32),
         Storage::SourceFloat => Choice::float(source_float(inventory, &recipe)),
         Storage::Target => target(inventory, &recipe, options, look),
@@ -72,7 +73,7 @@ pub(crate) fn store(
         unquantised: matches!(encoding, Encoding::Float(_)),
         bytes,
     });
-    let (region, residency) = place(&recipe);
+    let (region, residency) = if options.compat.is_some() { compat::place(&recipe) } else { place(&recipe) };
     let planned = PlannedTensor {
         name: recipe.name.clone(),
         shape: recipe.shape.iter().map(|&dim| dim as u64).collect(),
@@ -99,7 +100,7 @@ fn sources<'i, 'a>(
 }
 
 /// What the target means for a tensor.
-fn target(inventory: &Inventory<'_>, recipe: &Recipe, options: &Options, look: bool) -> Choice {
+pub(crate) fn target(inventory: &Inventory<'_>, recipe: &Recipe, options: &Options, look: bool) -> Choice {
     let exact =
         exact(inventory, recipe, look).map(|encoding| Choice { encoding, repacked: true, fell_back: false });
     let Some(dtype) = options.target.dtype() else {
