@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use basert_convert::{Compat, Convention, Target};
+use basert_convert::{Compat, Convention, Outtype, Target};
 use basert_quant::ScaleDtype;
 use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue};
@@ -77,6 +77,10 @@ pub enum Command {
     /// Convert a Hugging Face or MLX directory or a GGUF file into a .base file
     #[command(after_help = CONVERT_EXAMPLES)]
     Convert(ConvertArgs),
+
+    /// Write a .base file as a GGUF, so that llama.cpp runs the same weights
+    #[command(after_help = EXPORT_EXAMPLES)]
+    Export(ExportArgs),
 
     /// Show what a .base file contains
     #[command(after_help = INSPECT_EXAMPLES)]
@@ -201,6 +205,55 @@ fn scales(s: &str) -> Result<ScaleDtype, String> {
         "bf16" => Ok(ScaleDtype::Bf16),
         _ => Err("scales can be f16 or bf16".to_string()),
     }
+}
+
+const EXPORT_EXAMPLES: &str = "\
+Examples:
+  basert export qwen3.base --gguf qwen3.gguf
+  basert export qwen3-q8.base --gguf qwen3.gguf --outtype q8_0
+  basert export qwen3.base --gguf qwen3.gguf --json | jq '.tensors[] | select(.exact | not)'
+
+q4 and q5 weights become Q4_0, Q4_1, Q5_0 and Q5_1 with the same codes and scales, K-quants and MXFP4 are kept, floats stay \
+as they are. ggml has no type for q2, q3 and q6, for q8 with biases, and for bf16 scales that are no f16 numbers: \
+such tensors are refused unless --outtype names a type for them.";
+
+#[derive(Args, Debug)]
+pub struct ExportArgs {
+    /// A .base file
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+
+    /// GGUF file to write
+    #[arg(long, value_name = "OUT")]
+    pub gguf: PathBuf,
+
+    /// Type of tensors that no ggml type holds exactly: f32, bf16, f16, q8_0, q5_1, q5_0, q4_1 or q4_0 [default: refuse them]
+    #[arg(long, value_name = "TYPE", value_parser = outtype)]
+    pub outtype: Option<Outtype>,
+
+    /// Leave the tokenizer out: llama.cpp then takes and gives token ids
+    #[arg(long)]
+    pub no_tokenizer: bool,
+
+    /// Replace the output file if it exists
+    #[arg(long)]
+    pub force: bool,
+
+    /// Worker threads [default: the CPUs this process may use, by affinity and cgroup quota]
+    #[arg(
+        short = 't', long, value_name = "N", env = "BASERT_THREADS", hide_env_values = true,
+        value_parser = positive
+    )]
+    pub threads: Option<usize>,
+
+    /// Print the report as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A ggml type in the converter's spelling.
+fn outtype(s: &str) -> Result<Outtype, String> {
+    s.parse().map_err(|e: basert_convert::ConvertError| e.to_string())
 }
 
 const INSPECT_EXAMPLES: &str = "\

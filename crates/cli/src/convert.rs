@@ -56,15 +56,16 @@ fn convert(source: &Path, args: &ConvertArgs, options: &Options) -> Outcome {
     check_output(source, &output, args.force)?;
 
     let staging = Staging::create(&output, args.force)?;
-    let mut bar = Bar { bar: progress::bytes(0), pending: 0 };
+    let mut bar = Bar::new();
     let result = basert_convert::convert(source, &staging.file, options, &mut bar);
-    bar.bar.finish_and_clear();
+    bar.clear();
     let report = result.map_err(|e| staging.say_output(failed(&e)))?;
     staging.publish()?;
     show(&report, &output, args.json)
 }
 
-fn failed(error: &ConvertError) -> Failure {
+/// The error with its hint.
+pub fn failed(error: &ConvertError) -> Failure {
     let failure = Failure::from_error(error);
     match error.hint() {
         Some(hint) => failure.hint(hint),
@@ -122,7 +123,7 @@ fn check_output(source: &Path, output: &Path, force: bool) -> Outcome {
 
 /// A folder beside the output that holds the unfinished file, so that ^C can remove all of it at once, in the
 /// middle of a tensor, without the converter's help.
-struct Staging {
+pub struct Staging {
     /// Removed when it is dropped.
     folder: TempDir,
     file: PathBuf,
@@ -131,7 +132,8 @@ struct Staging {
 }
 
 impl Staging {
-    fn create(output: &Path, force: bool) -> Outcome<Staging> {
+    /// Makes the folder, and has ^C remove it.
+    pub fn create(output: &Path, force: bool) -> Outcome<Staging> {
         // The handler stands before there is anything to remove, and waits while the folder is made.
         let unfinished: Arc<Mutex<Option<PathBuf>>> = Arc::default();
         let removed = Arc::clone(&unfinished);
@@ -154,15 +156,20 @@ impl Staging {
         Ok(Staging { file: folder.path().join(name), folder, output: output.to_path_buf(), force })
     }
 
+    /// Where to write.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
     /// The staged file is synced already; the rename is made durable through the folder.
-    fn publish(self) -> Outcome {
+    pub fn publish(self) -> Outcome {
         place::publish(&self.file, &self.output, self.force)?;
         let synced = std::fs::File::open(folder_of(&self.output)).and_then(|folder| folder.sync_all());
         synced.map_err(|e| Failure::new(format!("cannot sync the folder of {}: {e}", self.output.display())))
     }
 
     /// Errors about the staged file name the output that the user knows.
-    fn say_output(&self, failure: Failure) -> Failure {
+    pub fn say_output(&self, failure: Failure) -> Failure {
         match failure {
             Failure::Error { message, hint } => {
                 let staged = self.file.display().to_string();
@@ -190,10 +197,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Progress in bytes of the output; the tensor at work is the bar's message.
-struct Bar {
+pub struct Bar {
     bar: ProgressBar,
     /// Bytes of the tensor at work.
     pending: u64,
+}
+
+impl Bar {
+    /// A bar at the start.
+    pub fn new() -> Bar {
+        Bar { bar: progress::bytes(0), pending: 0 }
+    }
+
+    /// Takes it off the terminal.
+    pub fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
 }
 
 impl Progress for Bar {

@@ -1,6 +1,6 @@
 //! The `basert` command: arguments in, words out, no logic of its own.
 //!
-//! One module per command (`convert`, `inspect`, `complete`, `eval`). `args` and `options` say what can be typed,
+//! One module per command (`convert`, `export`, `inspect`, `complete`, `eval`). `args` and `options` say what can be typed,
 //! `output` is the only place that writes to the terminal, `failure` is how a command ends badly. Exit status: 0
 //! when all is well, 1 on an error, 2 on wrong usage, 128 and the number of a signal that ended it (130 after ^C).
 
@@ -9,6 +9,7 @@ mod bundle;
 mod complete;
 mod convert;
 mod eval;
+mod export;
 mod failure;
 mod inspect;
 mod interrupt;
@@ -27,6 +28,7 @@ use args::{Cli, Command};
 fn main() -> ExitCode {
     let result = match Cli::from_command_line().command {
         Command::Convert(args) => convert::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Complete(args) => complete::run(&args),
         Command::Eval(args) => eval::run(&args),

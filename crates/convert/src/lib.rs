@@ -6,6 +6,8 @@
 //! tensor that no recipe knows is an error, every written tensor is decoded again and compared, and the [`Report`]
 //! has a [`Verdict`] on each. [`plan`] makes the same report from headers alone.
 //!
+//! [`export_gguf`] goes the other way, and [`synthesize`] makes bundles of random weights.
+//!
 //! Only arithmetic on bytes from files lives here, none of a model's forward pass.
 
 mod compat;
@@ -14,6 +16,7 @@ mod digest;
 mod driver;
 mod encode;
 mod error;
+mod export;
 pub mod gguf;
 mod options;
 mod progress;
@@ -30,6 +33,7 @@ pub use compat::Compat;
 pub use convention::Convention;
 pub use driver::{GENERATION_KEY, check_output, convert, plan, resolve_target};
 pub use error::ConvertError;
+pub use export::{ExportOptions, ExportReport, Exported, Outtype, export_gguf};
 pub use options::{Options, Target};
 pub use progress::{Progress, Silent};
 pub use report::{Count, Dropped, Fallback, Report, TensorReport, Verdict};

@@ -10,7 +10,7 @@ use super::{Bar, Staging, failed};
 use crate::args::ConvertArgs;
 use crate::failure::{Failure, Outcome};
 use crate::units::bytes;
-use crate::{output, place, progress};
+use crate::{output, place};
 
 /// What is given for a geometry to see them all.
 const LIST: &str = "list";
@@ -32,9 +32,9 @@ pub fn run(geometry: &str, args: &ConvertArgs, options: &Options) -> Outcome {
         args.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}-{target}.base", model.name)));
     place::check(&output, args.force)?;
     let staging = Staging::create(&output, args.force)?;
-    let mut bar = Bar { bar: progress::bytes(0), pending: 0 };
-    let result = synthesize(&model, &staging.file, options, &mut bar);
-    bar.bar.finish_and_clear();
+    let mut bar = Bar::new();
+    let result = synthesize(&model, staging.file(), options, &mut bar);
+    bar.clear();
     let report = result.map_err(|e| staging.say_output(failed(&e)))?;
     staging.publish()?;
     let size = std::fs::metadata(&output).map_or(0, |m| m.len());

@@ -8,7 +8,7 @@ mod exact;
 use std::fmt;
 
 use crate::{FloatDtype, QuantError, float};
-pub use exact::repack;
+pub use exact::{assemble, repack};
 
 /// A ggml tensor type. All assigned types are here, so that files can be sized and listed; [`decode`] covers those
 /// for which [`GgmlType::is_supported`] holds.
