@@ -37,11 +37,11 @@ impl Bundle {
         Ok((out, report))
     }
 
-    /// The bundle that the exported GGUF becomes.
-    fn back(&self, outtype: Option<&str>) -> (BaseFile, ExportReport) {
+    /// The bundle that the exported GGUF becomes. `target` is for floats; what is quantised stays.
+    fn back(&self, outtype: Option<&str>, target: &str) -> (BaseFile, ExportReport) {
         let (gguf, report) = self.export(outtype).unwrap();
         let path = self.folder.path().join("back.base");
-        let options = ConvertOptions { allow_missing_tokenizer: true, ..ConvertOptions::default() };
+        let options = ConvertOptions { allow_missing_tokenizer: true, ..options(target, None) };
         convert(&gguf, &path, &options, &mut Silent).unwrap();
         (BaseFile::open(&path).unwrap(), report)
     }
@@ -94,14 +94,19 @@ fn every_architecture_survives_the_way_to_gguf_and_back() {
         {
             let what = format!("{model} {target} {group:?}");
             let bundle = bundle(&fixture(model), &options(target, group));
-            let (back, report) = bundle.back(None);
+            let float = if target.starts_with("base") { "auto" } else { target };
+            // The toys' value heads of 16 cut through blocks, which is refused; F32 holds the values.
+            let outtype = (model.starts_with("toy") && float == "auto").then_some("f32");
+            assert_eq!(bundle.export(None).is_err(), outtype.is_some(), "{what}");
+            let (back, report) = bundle.back(outtype, float);
             assert_eq!(report.count(false).tensors, 0, "{what}");
             let there = BaseFile::open(&bundle.path).unwrap();
             assert_same_values(&there, &back, &what);
             assert_same_logits(&bundle.path, &back, &what);
             if group == Some(32) {
-                for tensor in
-                    there.tensors().filter(|t| t.entry.dtype().is_affine() && t.encoding.group() == 32)
+                for tensor in there
+                    .tensors()
+                    .filter(|t| t.entry.dtype().is_affine() && t.encoding.group() == 32 && outtype.is_none())
                 {
                     let own = back.tensor(&tensor.entry.name).unwrap();
                     assert!(
@@ -129,7 +134,14 @@ fn what_came_from_a_gguf_goes_back_block_by_block() {
     ];
     for name in names {
         let Some(source) = shared_fixture(&format!("gguf/{name}.gguf")) else { return };
-        let bundle = bundle(&source, &ConvertOptions::default());
+        let target = if name.ends_with("-BF16") {
+            "bf16"
+        } else if name.ends_with("-F16") {
+            "f16"
+        } else {
+            "auto"
+        };
+        let bundle = bundle(&source, &options(target, None));
         let (out, report) = bundle.export(None).unwrap();
         assert_eq!(report.count(false).tensors, 0, "{name}");
         let (theirs, ours) = (GgufFile::open(&source).unwrap(), GgufFile::open(&out).unwrap());
@@ -182,7 +194,8 @@ fn what_no_ggml_type_holds_is_refused_or_given_another_type() {
         assert!(error.hint().unwrap().contains("--outtype"));
         assert!(!bundle.folder.path().join("there.gguf").exists());
         for outtype in outtypes {
-            let (back, report) = bundle.back(Some(outtype));
+            let (back, report) =
+                bundle.back(Some(outtype), if outtype.starts_with('f') { "f32" } else { "auto" });
             let rounded = report.count(false).tensors;
             assert_eq!(rounded == 0, *outtype == "f32", "{target} {outtype}: {rounded} rounded");
             let there = BaseFile::open(&bundle.path).unwrap();
@@ -202,7 +215,7 @@ fn bundles_of_the_original_converter_can_be_exported() {
         let Some(path) = shared_fixture(&format!("base/{name}.base")) else { return };
         let there = BaseFile::open(&path).unwrap();
         let bundle = Bundle { folder: tempfile::tempdir().unwrap(), path };
-        let (back, report) = bundle.back(None);
+        let (back, report) = bundle.back(None, "auto");
         assert_eq!(report.count(false).tensors, 0);
         for tensor in there.tensors() {
             let name = &tensor.entry.name;
@@ -233,6 +246,6 @@ fn a_bundle_without_tokenizer_becomes_a_model_without_vocabulary() {
     let gguf = GgufFile::open(&out).unwrap();
     assert_eq!(gguf.metadata()["tokenizer.ggml.model"], "no_vocab");
     assert_eq!(gguf.metadata()["qwen35.vocab_size"], 2048);
-    let (back, _) = bundle.back(None);
+    let (back, _) = bundle.back(None, "auto");
     assert_same_values(&BaseFile::open(&bundle.path).unwrap(), &back, "random");
 }
