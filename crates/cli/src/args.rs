@@ -155,7 +155,7 @@ pub struct ConvertArgs {
     pub synthetic: Option<String>,
 
     /// With --synthetic: the first N layers only
-    #[arg(long, value_name = "N", requires = "synthetic", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = positive)]
     pub layers: Option<usize>,
 
     /// Read headers only and print what would become of every tensor; writes nothing

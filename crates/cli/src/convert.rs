@@ -22,6 +22,8 @@ pub fn run(args: &ConvertArgs) -> Outcome {
     let options = options(args);
     match (&args.synthetic, &args.source) {
         (Some(geometry), _) => synthetic::run(geometry, args, &options),
+        // Clap waives what an argument requires if that would clash with another.
+        (None, _) if args.layers.is_some() => Err(Failure::new("--layers goes with --synthetic only")),
         (None, Some(source)) => convert(source, args, &options),
         (None, None) => Err(Failure::new("there is nothing to convert")),
     }

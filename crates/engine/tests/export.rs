@@ -232,7 +232,7 @@ fn bundles_of_the_original_converter_can_be_exported() {
 }
 
 #[test]
-fn a_bundle_without_tokenizer_becomes_a_model_without_vocabulary() {
+fn a_bundle_without_tokenizer_gets_a_vocabulary_of_bytes() {
     let config = std::fs::read(fixture("qwen35-dense-tiny").join("config.json")).unwrap();
     let (arch, mut config) = Config::from_hf(&serde_json::from_slice(&config).unwrap(), None).unwrap();
     config.mtp_num_hidden_layers = 0;
@@ -242,9 +242,10 @@ fn a_bundle_without_tokenizer_becomes_a_model_without_vocabulary() {
     synthesize(&model, &path, &ConvertOptions::default(), &mut Silent).unwrap();
     let bundle = Bundle { folder, path };
     let (out, report) = bundle.export(None).unwrap();
-    assert!(report.notes.iter().any(|note| note.contains("no_vocab")), "{:?}", report.notes);
+    assert!(report.notes.iter().any(|note| note.contains("a vocabulary of bytes")), "{:?}", report.notes);
     let gguf = GgufFile::open(&out).unwrap();
-    assert_eq!(gguf.metadata()["tokenizer.ggml.model"], "no_vocab");
+    assert_eq!(gguf.metadata()["tokenizer.ggml.model"], "gpt2");
+    assert_eq!(gguf.metadata()["tokenizer.ggml.tokens"].as_array().unwrap().len(), 2048);
     assert_eq!(gguf.metadata()["qwen35.vocab_size"], 2048);
     let (back, _) = bundle.back(None, "auto");
     assert_same_values(&BaseFile::open(&bundle.path).unwrap(), &back, "random");

@@ -9,5 +9,7 @@ mod bad_input;
 mod complete;
 mod convert;
 mod eval;
+mod export;
 mod help;
 mod hostile;
+mod synthetic;

@@ -125,8 +125,7 @@ fn put_hybrid(put: &mut impl FnMut(&str, Value), hybrid: &HybridConfig, config: 
     }
 }
 
-/// `tokenizer.*`. Without a tokenizer the model is `no_vocab`: llama.cpp then makes as many nameless tokens as
-/// `vocab_size` says, and takes and gives ids.
+/// `tokenizer.*`. A model without a tokenizer gets one of bytes, because llama.cpp's programs cannot do without.
 fn tokenizer(
     file: &BaseFile,
     config: &Config,
@@ -135,8 +134,7 @@ fn tokenizer(
 ) -> Result<Metadata, ConvertError> {
     let block = &file.header().tokenizer;
     if options.no_tokenizer || block.is_empty() {
-        notes.push("there is no tokenizer (`no_vocab`); the model takes and gives token ids".to_owned());
-        return Ok(vec![("tokenizer.ggml.model".to_owned(), "no_vocab".into())]);
+        return Ok(stand_in(config.vocab_size, notes));
     }
     let parse = |key: &str| match block.get(key) {
         None => Ok(None),
@@ -171,4 +169,19 @@ fn tokenizer(
     let template = parse("tokenizer.chat_template")?;
     keys.extend(template.map(|template| ("tokenizer.chat_template".to_owned(), template)));
     Ok(keys)
+}
+
+/// What stands in for a tokenizer: bytes, or nothing (`no_vocab`) if the model has fewer embeddings than there are bytes.
+fn stand_in(vocab: usize, notes: &mut Vec<String>) -> Metadata {
+    let note = "there is no tokenizer; give token ids to llama.cpp";
+    match basert_text::gguf::bytes_only(vocab) {
+        Some(keys) => {
+            notes.push(format!("{note}, whose programs see a vocabulary of bytes and padding"));
+            keys.into_iter().collect()
+        }
+        None => {
+            notes.push(format!("{note} (`no_vocab`)"));
+            vec![("tokenizer.ggml.model".to_owned(), "no_vocab".into())]
+        }
+    }
 }

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use crate::TextError;
 use pre::Pre;
-pub use reverse::metadata;
+pub use reverse::{bytes_only, metadata};
 use vocab::{Vocab, flag, text, token_id};
 
 /// The `tokenizer.json` that encodes and decodes as this GGUF's tokenizer is meant to.

@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use super::pre::{DIGIT, GPT2, Pre};
 use crate::TextError;
+use crate::tokenizer::bytes;
 
 /// Pre-tokenizer names to choose from, those that llama.cpp's own converter writes.
 const NAMES: [&str; 6] = ["qwen2", "qwen35", "llama-bpe", "tekken", "smollm", "gpt-2"];
@@ -58,6 +59,46 @@ pub fn metadata(json: &Value, config: Option<&Value>, vocab: usize) -> Result<Ma
     Ok(meta)
 }
 
+/// The `tokenizer.*` metadata of a byte-level vocabulary without merges, for a model with `vocab` embedding rows that has no
+/// tokenizer: id and byte are the same number up to 255, the other ids are padding. `None` if there are fewer rows
+/// than bytes.
+///
+/// llama.cpp loads a model without vocabulary (`no_vocab`), but its server and command line stop at the first token,
+/// because they spell every one.
+pub fn bytes_only(vocab: usize) -> Option<Map<String, Value>> {
+    let mut tokens = Tokens::padding(vocab);
+    for byte in 0..=u8::MAX {
+        let mut text = String::new();
+        bytes::spell(&[byte], &mut text);
+        *tokens.texts.get_mut(usize::from(byte))? = text;
+        *tokens.types.get_mut(usize::from(byte))? = NORMAL;
+    }
+    let entries = [
+        ("model", "gpt2".into()),
+        ("pre", "gpt-2".into()),
+        ("merges", Value::Array(Vec::new())),
+        ("add_bos_token", false.into()),
+        ("add_eos_token", false.into()),
+        // Else llama.cpp takes 11, a byte like any other.
+        ("bos_token_id", (vocab - 1).into()),
+        ("eos_token_id", (vocab - 1).into()),
+        ("tokens", tokens.texts.into()),
+        ("token_type", tokens.types.into()),
+    ];
+    Some(
+        entries
+            .into_iter()
+            .map(|(key, value): (&str, Value)| (format!("tokenizer.ggml.{key}"), value))
+            .collect(),
+    )
+}
+
+/// Type numbers of tokens.
+const NORMAL: u32 = 1;
+const CONTROL: u32 = 3;
+const USER_DEFINED: u32 = 4;
+const UNUSED: u32 = 5;
+
 /// Texts and type numbers by id.
 struct Tokens {
     texts: Vec<String>,
@@ -65,13 +106,13 @@ struct Tokens {
 }
 
 impl Tokens {
+    /// Nothing but padding.
+    fn padding(vocab: usize) -> Tokens {
+        Tokens { texts: (0..vocab).map(|id| format!("[PAD{id}]")).collect(), types: vec![UNUSED; vocab] }
+    }
+
     fn read(json: &Value, vocab: usize) -> Result<Tokens, TextError> {
-        const NORMAL: u32 = 1;
-        const CONTROL: u32 = 3;
-        const USER_DEFINED: u32 = 4;
-        const UNUSED: u32 = 5;
-        let texts = (0..vocab).map(|id| format!("[PAD{id}]")).collect();
-        let mut tokens = Tokens { texts, types: vec![UNUSED; vocab] };
+        let mut tokens = Tokens::padding(vocab);
         let vocabulary = json["model"]["vocab"].as_object();
         let vocabulary = vocabulary.ok_or_else(|| TextError::field("model.vocab", "is missing"))?;
         for (text, id) in vocabulary {
@@ -197,6 +238,17 @@ mod tests {
                 assert_eq!(tokenizer_json(&meta).unwrap(), json, "{pre}");
             }
         }
+    }
+
+    #[test]
+    fn a_vocabulary_of_bytes_spells_every_byte() {
+        assert!(bytes_only(255).is_none());
+        let meta = bytes_only(300).unwrap();
+        let tokenizer = crate::Tokenizer::from_gguf(&meta).unwrap();
+        let text = "naïve \u{ad}歌\n";
+        let ids = tokenizer.encode(text, true, false).unwrap();
+        assert_eq!(ids, text.bytes().map(u32::from).collect::<Vec<_>>());
+        assert_eq!(tokenizer.decode(&ids, false), text);
     }
 
     #[test]
