@@ -1,7 +1,6 @@
 //! Files go to GGUF and back, and into the original converter's layout.
 
 use std::fs;
-use std::path::Path;
 
 use crate::common::{converted, fixture, names};
 use serde_json::Value;
