@@ -85,19 +85,18 @@ pub(crate) fn arrange(plan: &mut Plan<'_>, options: &Options) -> Result<(), Conv
     if options.compat.is_none() {
         return Ok(());
     }
-    let refuse = |what: &str| {
-        Err(ConvertError::Unsupported {
-            path: plan.inventory.path().to_owned(),
-            what: format!("with --compat basert, {what}"),
-        })
+    let refuse = |why: &str| {
+        let path = plan.inventory.path().display();
+        Err(ConvertError::Option(format!("{path}: --compat basert is not possible: {why}")))
     };
     if plan.format == SourceFormat::Gguf {
         return refuse(
-            "GGUF sources (whose bundles the original lays out in another way, without the settings of hybrids) are",
+            "the original lays bundles from GGUF files out in another way, without the settings of hybrids; \
+             convert from the Hugging Face or MLX checkpoint",
         );
     }
     if plan.config.moe.as_ref().is_some_and(|moe| !moe.mlp_only_layers.is_empty()) {
-        return refuse("dense layers between layers of experts (`mlp_only_layers`) are");
+        return refuse("the original format has no key for dense layers between layers of experts");
     }
     let inventory = &plan.inventory;
     let (draft, kept): (Vec<Recipe>, Vec<Recipe>) =
@@ -198,7 +197,7 @@ pub(crate) fn choose(
         }
         (encoding, _) => {
             let stored = storage::describe(encoding);
-            Err(refused(inventory, recipe, &format!("{stored}, which the original does not write,")))
+            Err(refused(inventory, recipe, &format!("the original never writes {stored}; name a --target")))
         }
     }
 }
@@ -216,14 +215,13 @@ fn straddling(recipe: &mut Recipe, options: &Options, dtype: Dtype) -> Choice {
 }
 
 fn undivided(recipe: &Recipe, options: &Options, dtype: Dtype) -> String {
-    format!("rows of {} that groups of {} do not divide (--group)", recipe.width, options.wanted_group(dtype))
+    let group = options.wanted_group(dtype);
+    format!("groups of {group} do not divide its rows of {}; choose a smaller --group", recipe.width)
 }
 
-fn refused(inventory: &Inventory<'_>, recipe: &Recipe, what: &str) -> ConvertError {
-    ConvertError::Unsupported {
-        path: inventory.path().to_owned(),
-        what: format!("with --compat basert, {}: {what} are", recipe.name),
-    }
+fn refused(inventory: &Inventory<'_>, recipe: &Recipe, why: &str) -> ConvertError {
+    let (path, name) = (inventory.path().display(), &recipe.name);
+    ConvertError::Option(format!("{path}: --compat basert is not possible for {name}: {why}"))
 }
 
 /// Region and residency as the original assigns them where we do it differently.

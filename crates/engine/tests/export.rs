@@ -250,3 +250,20 @@ fn a_bundle_without_tokenizer_gets_a_vocabulary_of_bytes() {
     let (back, _) = bundle.back(None, "auto");
     assert_same_values(&BaseFile::open(&bundle.path).unwrap(), &back, "random");
 }
+
+#[test]
+fn a_bundle_whose_tensors_contradict_its_configuration_is_refused() {
+    let bundle = bundle(&fixture("qwen3-moe-tiny"), &options("base-q4", None));
+    let intact = std::fs::read(&bundle.path).unwrap();
+    for (key, damaged) in
+        [("\"vocab_size\":2048", "\"vocab_size\":2047"), ("\"num_experts\":4,", "\"num_experts\":5,")]
+    {
+        let mut bytes = intact.clone();
+        let at = bytes.windows(key.len()).position(|part| part == key.as_bytes()).unwrap();
+        bytes[at..at + key.len()].copy_from_slice(damaged.as_bytes());
+        std::fs::write(&bundle.path, bytes).unwrap();
+        let error = bundle.export(None).unwrap_err().to_string();
+        assert!(error.contains("but the configuration implies"), "{error}");
+        assert!(!bundle.folder.path().join("there.gguf").exists());
+    }
+}

@@ -74,22 +74,23 @@ pub(super) fn of(
 
 /// Settings for which llama.cpp would compute something else.
 fn refuse_other_arithmetic(file: &BaseFile, config: &Config) -> Result<(), ConvertError> {
-    let refuse = |what: &str| {
-        Err(ConvertError::Unsupported { path: file.path().to_owned(), what: format!("for a GGUF, {what}") })
+    let refuse = |why: &str| {
+        let path = file.path().display();
+        Err(ConvertError::Option(format!("{path}: llama.cpp cannot run this model: {why}")))
     };
     if let Some(moe) = &config.moe {
         if !moe.norm_topk_prob {
-            return refuse("expert weights that are not renormalised (llama.cpp always does) are");
+            return refuse("it renormalises expert weights, and this model does not");
         }
         if !moe.mlp_only_layers.is_empty() {
-            return refuse("dense layers between layers of experts are");
+            return refuse("it knows no dense layers between layers of experts");
         }
     }
     match &config.hybrid {
         Some(hybrid) if hybrid.linear_key_head_dim != hybrid.linear_value_head_dim => {
-            refuse("key and value heads of different sizes in linear attention are")
+            refuse("its linear attention has key and value heads of one size")
         }
-        _ if config.mtp_num_hidden_layers > 1 => refuse("several draft layers are"),
+        _ if config.mtp_num_hidden_layers > 1 => refuse("it knows one draft layer at most"),
         _ => Ok(()),
     }
 }

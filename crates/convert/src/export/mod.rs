@@ -124,6 +124,7 @@ fn items<'a>(
                 canonical: tensor.name,
             });
         };
+        check_shape(file, &tensor, source)?;
         used.insert(name);
         match Item::new(spec, tensor, source, options.outtype) {
             Ok(item) => items.push(item),
@@ -152,6 +153,20 @@ fn find<'a>(file: &'a BaseFile, tensor: &TensorSpec) -> Option<(Source<'a>, Stri
         }
     }
     None
+}
+
+/// Refuses a tensor of another shape than the configuration implies.
+fn check_shape(file: &BaseFile, tensor: &TensorSpec, source: Source<'_>) -> Result<(), ConvertError> {
+    let (view, expected) = match (source, &tensor.shape[..]) {
+        (Source::Half { fused, .. }, &[experts, rows, width]) => (fused, vec![experts, 2 * rows, width]),
+        (Source::Whole(view) | Source::Half { fused: view, .. }, shape) => (view, shape.to_vec()),
+    };
+    let found: Vec<usize> = view.shape.iter().map(|&dim| dim as usize).collect();
+    if found == expected {
+        return Ok(());
+    }
+    let (path, tensor) = (file.path().to_owned(), view.entry.name.clone());
+    Err(ConvertError::Shape { path, tensor, found, expected })
 }
 
 /// What a GGUF of a language model has no place for.

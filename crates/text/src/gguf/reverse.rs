@@ -60,8 +60,8 @@ pub fn metadata(json: &Value, config: Option<&Value>, vocab: usize) -> Result<Ma
 }
 
 /// The `tokenizer.*` metadata of a byte-level vocabulary without merges, for a model with `vocab` embedding rows that has no
-/// tokenizer: id and byte are the same number up to 255, the other ids are padding. `None` if there are fewer rows
-/// than bytes.
+/// tokenizer: id and byte are the same number up to 255, the last id ends a text, the others are padding. `None` if there
+/// are fewer rows than that.
 ///
 /// llama.cpp loads a model without vocabulary (`no_vocab`), but its server and command line stop at the first token,
 /// because they spell every one.
@@ -73,6 +73,8 @@ pub fn bytes_only(vocab: usize) -> Option<Map<String, Value>> {
         *tokens.texts.get_mut(usize::from(byte))? = text;
         *tokens.types.get_mut(usize::from(byte))? = NORMAL;
     }
+    let end = vocab.checked_sub(1).filter(|end| *end > usize::from(u8::MAX))?;
+    (tokens.texts[end], tokens.types[end]) = ("<|endoftext|>".to_owned(), CONTROL);
     let entries = [
         ("model", "gpt2".into()),
         ("pre", "gpt-2".into()),
@@ -80,8 +82,8 @@ pub fn bytes_only(vocab: usize) -> Option<Map<String, Value>> {
         ("add_bos_token", false.into()),
         ("add_eos_token", false.into()),
         // Else llama.cpp takes 11, a byte like any other.
-        ("bos_token_id", (vocab - 1).into()),
-        ("eos_token_id", (vocab - 1).into()),
+        ("bos_token_id", end.into()),
+        ("eos_token_id", end.into()),
         ("tokens", tokens.texts.into()),
         ("token_type", tokens.types.into()),
     ];
@@ -242,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_vocabulary_of_bytes_spells_every_byte() {
-        assert!(bytes_only(255).is_none());
+        assert!(bytes_only(256).is_none());
         let meta = bytes_only(300).unwrap();
         let tokenizer = crate::Tokenizer::from_gguf(&meta).unwrap();
         let text = "naïve \u{ad}歌\n";
