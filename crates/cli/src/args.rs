@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use basert_convert::{Convention, Target};
+use basert_convert::{Compat, Convention, Outtype, Target};
 use basert_quant::ScaleDtype;
 use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue};
@@ -82,6 +82,10 @@ pub enum Command {
     #[command(after_help = VERIFY_EXAMPLES)]
     Verify(VerifyArgs),
 
+    /// Write a .base file as a GGUF, so that llama.cpp runs the same weights
+    #[command(after_help = EXPORT_EXAMPLES)]
+    Export(ExportArgs),
+
     /// Show what a .base file contains
     #[command(after_help = INSPECT_EXAMPLES)]
     Inspect(InspectArgs),
@@ -103,6 +107,7 @@ Examples:
   basert convert ./Qwen3.5-4B-MLX-4bit --plan        says what would become of every tensor
   basert convert ./Qwen3-0.6B --json | jq .fallbacks
   basert convert ./Qwen3.5-35B-A3B --resume          continues where an earlier attempt stopped
+  basert convert --synthetic qwen3.5-2b              random weights, for benchmarks
 
 A quantised source is converted without loss, or refused; --allow-quant-from-quant permits the loss. Exactness is \
 proved during the conversion by decoding both sides. Before the file appears, a short text is run through it and through \
@@ -115,8 +120,8 @@ the creation time in the file; otherwise it is the newest modification time amon
 #[derive(Args, Debug)]
 pub struct ConvertArgs {
     /// Directory with config.json and *.safetensors, or a .gguf file (any part of a split one)
-    #[arg(value_name = "SOURCE")]
-    pub source: PathBuf,
+    #[arg(value_name = "SOURCE", required_unless_present = "synthetic")]
+    pub source: Option<PathBuf>,
 
     /// File to write [default: <source name>-<target>.base in the current directory]
     #[arg(short, long, value_name = "FILE")]
@@ -142,6 +147,23 @@ pub struct ConvertArgs {
     /// Whose conventions the weights follow: hf or mlx [default: found out from the files, which must agree]
     #[arg(long, value_name = "NAME", value_parser = convention)]
     pub source_convention: Option<Convention>,
+
+    /// Lay the file out exactly as the original BaseRT converter does, for its engine: `basert`. Without draft layers; norms
+    /// are f16. From Hugging Face and MLX checkpoints
+    #[arg(long, value_name = "NAME", value_parser = compat)]
+    pub compat: Option<Compat>,
+
+    /// Instead of a source: random weights with the geometry of this model, e.g. qwen3.5-2b, for benchmarks. `list` shows
+    /// all. The file has no tokenizer: it takes and gives token ids
+    #[arg(
+        long, value_name = "GEOMETRY",
+        conflicts_with_all = ["source", "plan", "allow_quant_from_quant", "source_convention", "no_tokenizer", "compat"]
+    )]
+    pub synthetic: Option<String>,
+
+    /// With --synthetic: the first N layers only
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub layers: Option<usize>,
 
     /// Read headers only and print what would become of every tensor; writes nothing
     #[arg(long, conflicts_with_all = ["output", "force"])]
@@ -187,6 +209,11 @@ fn convention(s: &str) -> Result<Convention, String> {
     s.parse().map_err(|e: basert_convert::ConvertError| e.to_string())
 }
 
+/// A layout in the converter's spelling.
+fn compat(s: &str) -> Result<Compat, String> {
+    s.parse().map_err(|e: basert_convert::ConvertError| e.to_string())
+}
+
 /// A scale type that affine weights can have.
 fn scales(s: &str) -> Result<ScaleDtype, String> {
     match s {
@@ -194,6 +221,55 @@ fn scales(s: &str) -> Result<ScaleDtype, String> {
         "bf16" => Ok(ScaleDtype::Bf16),
         _ => Err("scales can be f16 or bf16".to_string()),
     }
+}
+
+const EXPORT_EXAMPLES: &str = "\
+Examples:
+  basert export qwen3.base --gguf qwen3.gguf
+  basert export qwen3-q8.base --gguf qwen3.gguf --outtype q8_0
+  basert export qwen3.base --gguf qwen3.gguf --json | jq '.tensors[] | select(.exact | not)'
+
+q4 and q5 weights become Q4_0, Q4_1, Q5_0 and Q5_1 with the same codes and scales, K-quants and MXFP4 are kept, floats stay \
+as they are. ggml has no type for q2, q3 and q6, for q8 with biases, and for bf16 scales that are no f16 numbers: \
+such tensors are refused unless --outtype names a type for them.";
+
+#[derive(Args, Debug)]
+pub struct ExportArgs {
+    /// A .base file
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+
+    /// GGUF file to write
+    #[arg(long, value_name = "OUT")]
+    pub gguf: PathBuf,
+
+    /// Type of tensors that no ggml type holds exactly: f32, bf16, f16, q8_0, q5_1, q5_0, q4_1 or q4_0 [default: refuse them]
+    #[arg(long, value_name = "TYPE", value_parser = outtype)]
+    pub outtype: Option<Outtype>,
+
+    /// Leave the tokenizer out: llama.cpp then takes and gives token ids
+    #[arg(long)]
+    pub no_tokenizer: bool,
+
+    /// Replace the output file if it exists
+    #[arg(long)]
+    pub force: bool,
+
+    /// Worker threads [default: the CPUs this process may use, by affinity and cgroup quota]
+    #[arg(
+        short = 't', long, value_name = "N", env = "BASERT_THREADS", hide_env_values = true,
+        value_parser = positive
+    )]
+    pub threads: Option<usize>,
+
+    /// Print the report as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A ggml type in the converter's spelling.
+fn outtype(s: &str) -> Result<Outtype, String> {
+    s.parse().map_err(|e: basert_convert::ConvertError| e.to_string())
 }
 
 const INSPECT_EXAMPLES: &str = "\

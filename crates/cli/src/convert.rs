@@ -18,43 +18,55 @@ use crate::units::bytes;
 use crate::verify::record_in_words;
 use crate::{interrupt, output, place, progress};
 
+mod synthetic;
+
 /// Runs the command.
 pub fn run(args: &ConvertArgs) -> Outcome {
-    let options = Options {
+    let options = options(args);
+    match (&args.synthetic, &args.source) {
+        (Some(geometry), _) => synthetic::run(geometry, args, &options),
+        // Clap waives what an argument requires if that would clash with another.
+        (None, _) if args.layers.is_some() => Err(Failure::new("--layers goes with --synthetic only")),
+        (None, Some(source)) => convert(source, args, &options),
+        (None, None) => Err(Failure::new("there is nothing to convert")),
+    }
+}
+
+fn options(args: &ConvertArgs) -> Options {
+    Options {
         target: args.target,
         group: args.group,
         scale: args.scales,
         allow_quant_from_quant: args.allow_quant_from_quant,
         convention: args.source_convention,
+        compat: args.compat,
         threads: args.threads,
         allow_missing_tokenizer: args.no_tokenizer,
         ..Options::default()
-    };
+    }
+}
+
+fn convert(source: &Path, args: &ConvertArgs, options: &Options) -> Outcome {
     if args.plan {
-        let report = basert_convert::plan(&args.source, &options).map_err(|e| failed(&e))?;
+        let report = basert_convert::plan(source, options).map_err(|e| failed(&e))?;
         return show_plan(&report, args.json);
     }
     let output = match &args.output {
         Some(path) => path.clone(),
         None => {
-            let target = basert_convert::resolve_target(&args.source, &options).map_err(|e| failed(&e))?;
-            default_output(&args.source, target.name())?
+            let target = basert_convert::resolve_target(source, options).map_err(|e| failed(&e))?;
+            default_output(source, target.name())?
         }
     };
-    check_output(&args.source, &output, args.force)?;
+    check_output(source, &output, args.force)?;
 
-    let place = Output::new(&output).replace(args.force).keep(args.resume);
+    let place = guarded(Output::new(&output).replace(args.force).keep(args.resume))?;
     remark_on_unfinished(&place);
-    let unfinished = place.clone();
-    interrupt::on_interrupt(move || {
-        unfinished.abandon();
-        say_kept(&unfinished);
-    })?;
-    let mut bar = Bar { bar: progress::bytes(0), pending: 0 };
+    let mut bar = Bar::new();
     let mut check = Check { tokenize: &tokenize, threads: args.threads };
     let check = if args.no_check { None } else { Some(&mut check as &mut dyn SelfCheck) };
-    let result = basert_convert::convert_to(&args.source, &place, &options, &mut bar, check);
-    bar.bar.finish_and_clear();
+    let result = basert_convert::convert_to(source, &place, options, &mut bar, check);
+    bar.clear();
     let report = result.map_err(|e| {
         if !matches!(e, ConvertError::Resume { .. }) {
             say_kept(&place);
@@ -62,6 +74,19 @@ pub fn run(args: &ConvertArgs) -> Outcome {
         failed(&e)
     })?;
     show(&report, &output, args.json)
+}
+
+/// The output, with ^C leaving nothing but what is kept of it.
+///
+/// # Errors
+/// If signals cannot be handled.
+pub fn guarded(output: Output) -> Outcome<Output> {
+    let unfinished = output.clone();
+    interrupt::on_interrupt(move || {
+        unfinished.abandon();
+        say_kept(&unfinished);
+    })?;
+    Ok(output)
 }
 
 /// Without --resume, unfinished work lies there unused; whoever left it may have forgotten the option.
@@ -88,7 +113,8 @@ fn tokenize(header: &Header, text: &str) -> Result<Option<Vec<u32>>, Box<dyn Err
     Ok(Some(Tokenizer::from_header(&header.tokenizer)?.encode(text, true, false)?))
 }
 
-fn failed(error: &ConvertError) -> Failure {
+/// The error with its hint.
+pub fn failed(error: &ConvertError) -> Failure {
     let failure = Failure::from_error(error);
     match error.hint() {
         Some(hint) => failure.hint(hint),
@@ -159,10 +185,22 @@ fn check_output(source: &Path, output: &Path, force: bool) -> Outcome {
 }
 
 /// Progress in bytes of the output; the tensor at work is the bar's message.
-struct Bar {
+pub struct Bar {
     bar: ProgressBar,
     /// Bytes of the tensor at work.
     pending: u64,
+}
+
+impl Bar {
+    /// A bar at the start.
+    pub fn new() -> Bar {
+        Bar { bar: progress::bytes(0), pending: 0 }
+    }
+
+    /// Takes it off the terminal.
+    pub fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
 }
 
 impl Progress for Bar {

@@ -1,6 +1,6 @@
 //! The `basert` command: arguments in, words out, no logic of its own.
 //!
-//! One module per command (`convert`, `verify`, `inspect`, `complete`, `eval`). `args` and `options` say what can be typed,
+//! One module per command (`convert`, `export`, `verify`, `inspect`, `complete`, `eval`). `args` and `options` say what can be typed,
 //! `output` is the only place that writes to the terminal, `failure` is how a command ends badly. Exit status: 0
 //! when all is well, 1 on an error, 2 on wrong usage, 128 and the number of a signal that ended it (130 after ^C).
 
@@ -9,6 +9,7 @@ mod bundle;
 mod complete;
 mod convert;
 mod eval;
+mod export;
 mod failure;
 mod inspect;
 mod interrupt;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
     let command = Cli::from_command_line().command;
     let result = interrupt::report_file_size_limit().and_then(|()| match command {
         Command::Convert(args) => convert::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Complete(args) => complete::run(&args),

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use basert_format::{
-    BaseWriter, ComputeRegion, Header, HeaderFlags, LayerDescriptor, LayerKind, LayerPrecision, MmProj,
-    Output, QuantScheme, SlotFlags, Source as HeaderSource, SourceFormat,
+    BaseFile, BaseWriter, ComputeRegion, Header, HeaderFlags, LayerDescriptor, LayerKind, LayerPrecision,
+    MmProj, Output, QuantScheme, SlotFlags, Source as HeaderSource, SourceFormat,
 };
+use basert_model::{Arch, Config};
 use basert_quant::Encoding;
-use serde_json::Value;
 
 use crate::encode::Measured;
 use crate::pipeline::{Pipeline, Watch};
@@ -21,12 +21,12 @@ use crate::source::{Plan, Source};
 use crate::storage::{self, Stored};
 use crate::trail::Trail;
 use crate::{
-    Convention, ConvertError, Evidence, Options, Progress, Report, SelfCheck, SourceValues, Target,
+    Convention, ConvertError, Evidence, Options, Progress, Report, SelfCheck, SourceValues, Target, compat,
     convention, digest, encode, estimate, options, pipeline,
 };
 
 /// Metadata key that holds the target as it was asked for.
-const TARGET_KEY: &str = "basert.target";
+pub(crate) const TARGET_KEY: &str = "basert.target";
 
 /// Header metadata key that holds a checkpoint's `generation_config.json`: what it recommends for sampling.
 pub const GENERATION_KEY: &str = "basert.generation_config";
@@ -71,7 +71,8 @@ pub fn convert_to(
     options.check()?;
     let source = Source::open(source)?;
     refuse_overwriting(&source, output.path())?;
-    let plan = source.plan(options)?;
+    let mut plan = source.plan(options)?;
+    compat::arrange(&mut plan, options)?;
     let options = &options.resolved(plan.inventory.is_quantised())?;
     // Whoever names the convention knows better than the norms.
     if let (Some(convention), None) = (plan.convention, options.convention) {
@@ -84,6 +85,9 @@ pub fn convert_to(
     let header = header(&source, &plan, &tensors, options)?;
 
     let (journal, mut writer) = begin(&source, output, options, header, &tensors)?;
+    if options.compat.is_some() {
+        writer.pad_header_with_zeros();
+    }
     progress.start(tensors.len(), report.written.bytes);
     let mut ledger = Ledger { tensors: &tensors, report: &mut report, progress, journal };
     trail.release_all();
@@ -95,15 +99,23 @@ pub fn convert_to(
     };
     let sha256 = write_all(&pipeline, &source, &mut writer, &mut ledger)?;
     let Ledger { journal, progress, .. } = ledger;
+    // A file in the original's layout is checked, but has no place for the evidence.
+    let keeps_evidence = options.compat.is_none();
     let mut quality = BTreeMap::new();
     if let Some(check) = check {
         progress.check();
         let values = SourceValues::new(&plan.inventory, &plan.recipes, &trail);
-        quality = self_check(check, &values, &mut writer)?;
+        let Evidence { metadata, slots } = self_check(check, &values, writer.preview()?)?;
+        quality = metadata;
+        if keeps_evidence {
+            slots
+                .iter()
+                .try_for_each(|(kind, payload)| writer.write_slot(*kind, SlotFlags::default(), payload))?;
+        }
     }
     writer.finish(|header| {
         header.source.sha256 = sha256;
-        if !quality.is_empty() {
+        if keeps_evidence && !quality.is_empty() {
             header.flags |= HeaderFlags::HAS_TRACE_REF;
             header.metadata.extend(quality.clone());
         }
@@ -115,19 +127,14 @@ pub fn convert_to(
     Ok(report)
 }
 
-/// Has the finished tensors tried and appends the evidence's slots; returns its metadata.
+/// Has the finished tensors tried.
 fn self_check(
     check: &mut dyn SelfCheck,
     values: &SourceValues<'_>,
-    writer: &mut BaseWriter,
-) -> Result<BTreeMap<String, Value>, ConvertError> {
-    let found = check.check(values, writer.preview()?);
-    let Evidence { metadata, slots } =
-        found.map_err(|cause| ConvertError::SelfCheck { path: values.path().to_owned(), cause })?;
-    for (kind, payload) in slots {
-        writer.write_slot(kind, SlotFlags::default(), &payload)?;
-    }
-    Ok(metadata)
+    bundle: BaseFile,
+) -> Result<Evidence, ConvertError> {
+    let found = check.check(values, bundle);
+    found.map_err(|cause| ConvertError::SelfCheck { path: values.path().to_owned(), cause })
 }
 
 /// What [`convert`] would do, from headers and configuration alone; nothing is written, and of the weights only a sample
@@ -140,7 +147,8 @@ pub fn plan(source: &Path, options: &Options) -> Result<Report, ConvertError> {
     let started = Instant::now();
     options.check()?;
     let source = Source::open(source)?;
-    let plan = source.plan(options)?;
+    let mut plan = source.plan(options)?;
+    compat::arrange(&mut plan, options)?;
     let options = &options.resolved(plan.inventory.is_quantised())?;
     let mut report = empty_report(&plan, options);
     let tensors = store_all(&plan, options, None, &mut report)?;
@@ -168,7 +176,9 @@ fn refuse_losses(plan: &Plan<'_>, tensors: &[Stored], options: &Options) -> Resu
     if options.allow_quant_from_quant || !plan.inventory.is_quantised() {
         return Ok(());
     }
-    let lossy = tensors.iter().filter(|stored| !stored.verdict.is_exact());
+    let lossy = tensors
+        .iter()
+        .filter(|stored| !stored.verdict.is_exact() && !compat::rounds(&stored.recipe, options));
     let loss = |stored: &Stored| {
         let becomes = storage::describe(stored.planned.encoding);
         (stored.planned.name.clone(), stored.source.clone(), becomes)
@@ -386,12 +396,13 @@ fn header(
     if let Some(generation) = &plan.generation {
         header.metadata.insert(GENERATION_KEY.to_owned(), generation.clone());
     }
-    header.flags = flags(plan);
+    header.flags = flags(plan.arch, &plan.config);
     header.layers = vec![filler(); plan.config.num_hidden_layers];
     if plan.recipes.iter().any(|recipe| recipe.role.is_none()) {
         let arch = format!("{}_mm", plan.arch);
         header.mmproj = Some(MmProj { arch, config: plan.mmproj.clone(), tensors: Vec::new() });
     }
+    compat::header(&mut header, &plan.config, options);
     Ok(header)
 }
 
@@ -412,26 +423,26 @@ fn scheme(tensors: &[Stored], options: &Options) -> QuantScheme {
     bytes.into_values().max_by_key(|(bytes, _)| *bytes).map_or(QuantScheme::Bf16, |(_, scheme)| scheme)
 }
 
-fn flags(plan: &Plan<'_>) -> HeaderFlags {
+pub(crate) fn flags(arch: Arch, config: &Config) -> HeaderFlags {
     // The original converter sets QUANTIZED on float files as well.
     let mut flags = HeaderFlags::QUANTIZED;
-    if plan.arch.is_moe() {
+    if arch.is_moe() {
         flags |= HeaderFlags::HAS_MOE;
     }
-    if plan.arch.is_hybrid() {
+    if arch.is_hybrid() {
         flags |= HeaderFlags::HAS_SSM | HeaderFlags::HAS_HYBRID;
     }
-    if plan.config.mtp_num_hidden_layers > 0 {
+    if config.mtp_num_hidden_layers > 0 {
         flags |= HeaderFlags::HAS_SPECULATOR;
     }
-    if plan.config.tie_word_embeddings {
+    if config.tie_word_embeddings {
         flags |= HeaderFlags::TIED_EMBEDDINGS;
     }
     flags
 }
 
 /// The entry that existing files repeat for every layer of every architecture.
-fn filler() -> LayerDescriptor {
+pub(crate) fn filler() -> LayerDescriptor {
     LayerDescriptor {
         kind: LayerKind::AttentionGqa,
         moe_n_experts: 0,
@@ -443,7 +454,7 @@ fn filler() -> LayerDescriptor {
 }
 
 /// `SOURCE_DATE_EPOCH`, if it is set.
-fn source_date_epoch() -> Result<Option<u64>, ConvertError> {
+pub(crate) fn source_date_epoch() -> Result<Option<u64>, ConvertError> {
     const NAME: &str = "SOURCE_DATE_EPOCH";
     match std::env::var(NAME) {
         Err(std::env::VarError::NotPresent) => Ok(None),

@@ -147,6 +147,18 @@ pub enum ConvertError {
         /// What the check says.
         cause: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// Tensors that no ggml type holds exactly.
+    #[error(
+        "{}: {} {} no GGUF type that holds {} exactly: {}",
+        path.display(), count(tensors.len()), if tensors.len() == 1 { "has" } else { "have" },
+        if tensors.len() == 1 { "it" } else { "them" }, list_reasons(tensors)
+    )]
+    NoGgmlType {
+        /// The `.base` file.
+        path: PathBuf,
+        /// Canonical name, and its encoding with the reason.
+        tensors: Vec<(String, String)>,
+    },
     /// A tensor that should have come out exactly did not.
     #[error("{}: tensor {}: element {index} is {found:e} after conversion, expected {expected:e}", path.display(), shown(tensor))]
     NotExact {
@@ -271,6 +283,9 @@ impl ConvertError {
             ConvertError::SelfCheck { .. } => Some(
                 "run the checkpoint in the program that wrote it; if it is sound there, please report this; --no-check converts it unchecked",
             ),
+            ConvertError::NoGgmlType { .. } => Some(
+                "--outtype says what becomes of them, e.g. f16 or q8_0; q4 and q5 bundles fit as they are",
+            ),
             ConvertError::NotExact { .. } => {
                 Some("the type that was chosen does not hold this value; --target f32 does")
             }
@@ -316,6 +331,17 @@ fn count(tensors: usize) -> String {
 fn list_losses(tensors: &[(String, String, String)]) -> String {
     const SHOWN: usize = 3;
     let one = |(name, from, to): &(String, String, String)| format!("{} ({from} -> {to})", shown(name));
+    let mut text = tensors.iter().take(SHOWN).map(one).collect::<Vec<_>>().join(", ");
+    if tensors.len() > SHOWN {
+        text.push_str(", ...");
+    }
+    text
+}
+
+/// The first tensors, each as `name (reason)`.
+fn list_reasons(tensors: &[(String, String)]) -> String {
+    const SHOWN: usize = 3;
+    let one = |(name, why): &(String, String)| format!("{} ({why})", shown(name));
     let mut text = tensors.iter().take(SHOWN).map(one).collect::<Vec<_>>().join(", ");
     if tensors.len() > SHOWN {
         text.push_str(", ...");

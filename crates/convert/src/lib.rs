@@ -8,15 +8,19 @@
 //!
 //! [`convert_to`] can have a [`SelfCheck`] try the result before it is published.
 //!
+//! [`export_gguf`] goes the other way, and [`synthesize`] makes bundles of random weights.
+//!
 //! Only arithmetic on bytes from files lives here, none of a model's forward pass.
 
 mod check;
+mod compat;
 mod convention;
 mod digest;
 mod driver;
 mod encode;
 mod error;
 mod estimate;
+mod export;
 pub mod gguf;
 mod options;
 mod pipeline;
@@ -28,17 +32,21 @@ pub mod safetensors;
 mod same_file;
 mod source;
 mod storage;
+mod synthetic;
 mod tokenizer;
 mod trail;
 mod values;
 
 pub use check::{Evidence, SelfCheck};
+pub use compat::Compat;
 pub use convention::Convention;
 pub use driver::{GENERATION_KEY, check_output, convert, convert_to, plan, resolve_target};
 pub use error::ConvertError;
 pub use estimate::Estimate;
+pub use export::{ExportOptions, ExportReport, Exported, Outtype, export_gguf};
 pub use options::{Options, Target};
 pub use progress::{Progress, Silent};
 pub use report::{Count, Dropped, Fallback, Report, TensorReport, Verdict};
 pub use same_file::same_file;
+pub use synthetic::{SYNTHETIC_KEY, Synthetic, SyntheticReport, synthesize};
 pub use values::{SourceModel, SourceValues, with_source};

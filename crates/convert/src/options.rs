@@ -6,7 +6,7 @@ use std::str::FromStr;
 use basert_format::QuantScheme;
 use basert_quant::{Dtype, Encoding, ScaleDtype};
 
-use crate::{Convention, ConvertError};
+use crate::{Compat, Convention, ConvertError, compat};
 
 /// Group sizes an affine tensor may have, largest first.
 pub(crate) const GROUPS: [usize; 3] = [128, 64, 32];
@@ -125,6 +125,8 @@ pub struct Options {
     pub allow_quant_from_quant: bool,
     /// Whose conventions a directory follows; `None` = found out, and refused if signs conflict.
     pub convention: Option<Convention>,
+    /// Whose files the output must look like; `None` = ours.
+    pub compat: Option<Compat>,
     /// Encoding threads; `None` = what the system reports as available.
     pub threads: Option<usize>,
     /// Convert a checkpoint that has no tokenizer instead of refusing it.
@@ -141,6 +143,7 @@ impl Default for Options {
             scale: ScaleDtype::F16,
             allow_quant_from_quant: false,
             convention: None,
+            compat: None,
             threads: None,
             allow_missing_tokenizer: false,
             created: None,
@@ -164,6 +167,7 @@ impl Options {
                 return Err(ConvertError::Option(format!("target {} has no groups", self.target)));
             }
         }
+        compat::check(self)?;
         if self.threads == Some(0) {
             return Err(ConvertError::Option("0 threads cannot convert anything".to_owned()));
         }
@@ -201,6 +205,7 @@ impl Options {
             scale,
             allow_quant_from_quant,
             convention,
+            compat,
             threads: _,
             allow_missing_tokenizer,
             created,
@@ -212,6 +217,7 @@ impl Options {
             ("scales", scale.to_string()),
             ("quantisation from quantised sources", allow_quant_from_quant.to_string()),
             ("source convention", or(convention.map(|convention| convention.name().to_owned()), "found out")),
+            ("layout", or(compat.map(|compat| compat.name().to_owned()), "our own")),
             ("missing tokenizer allowed", allow_missing_tokenizer.to_string()),
             ("creation time", or(created.map(|created| created.to_string()), "of the source")),
         ]

@@ -7,7 +7,7 @@ use basert_quant::{Dtype, Encoding, FloatDtype, ScaleDtype};
 use crate::options::GROUPS;
 use crate::recipe::{Inventory, Op, Recipe, SourceTensor};
 use crate::report::{Fallback, Verdict, without_layer};
-use crate::{ConvertError, Options};
+use crate::{ConvertError, Options, compat};
 
 /// A recipe and what becomes of it.
 pub(crate) struct Stored {
@@ -26,16 +26,16 @@ pub(crate) struct Stored {
 }
 
 /// An encoding, and how the source's elements get there.
-struct Choice {
-    encoding: Encoding,
+pub(crate) struct Choice {
+    pub encoding: Encoding,
     /// Codes and scales are kept.
-    repacked: bool,
+    pub repacked: bool,
     /// Not what the options ask for, because of the row length.
-    fell_back: bool,
+    pub fell_back: bool,
 }
 
 impl Choice {
-    fn float(dtype: FloatDtype) -> Choice {
+    pub fn float(dtype: FloatDtype) -> Choice {
         Choice { encoding: Encoding::Float(dtype), repacked: false, fell_back: false }
     }
 }
@@ -47,12 +47,13 @@ impl Choice {
 /// Sizes that cannot be addressed.
 pub(crate) fn store(
     inventory: &Inventory<'_>,
-    recipe: Recipe,
+    mut recipe: Recipe,
     options: &Options,
     look: bool,
 ) -> Result<(Stored, Option<Fallback>), ConvertError> {
     let storage = recipe.role.map_or(Storage::SourceFloat, Role::storage);
     let choice = match storage {
+        _ if options.compat.is_some() => compat::choose(inventory, &mut recipe, options, look)?,
         Storage::F32 => Choice::float(FloatDtype::F32),
         Storage::SourceFloat => Choice::float(source_float(inventory, &recipe)),
         Storage::Target => target(inventory, &recipe, options, look),
@@ -72,7 +73,7 @@ pub(crate) fn store(
         unquantised: matches!(encoding, Encoding::Float(_)),
         bytes,
     });
-    let (region, residency) = place(&recipe);
+    let (region, residency) = if options.compat.is_some() { compat::place(&recipe) } else { place(&recipe) };
     let planned = PlannedTensor {
         name: recipe.name.clone(),
         shape: recipe.shape.iter().map(|&dim| dim as u64).collect(),
@@ -99,7 +100,7 @@ fn sources<'i, 'a>(
 }
 
 /// What the target means for a tensor.
-fn target(inventory: &Inventory<'_>, recipe: &Recipe, options: &Options, look: bool) -> Choice {
+pub(crate) fn target(inventory: &Inventory<'_>, recipe: &Recipe, options: &Options, look: bool) -> Choice {
     let exact =
         exact(inventory, recipe, look).map(|encoding| Choice { encoding, repacked: true, fell_back: false });
     let Some(dtype) = options.target.dtype() else {
@@ -120,7 +121,7 @@ fn target(inventory: &Inventory<'_>, recipe: &Recipe, options: &Options, look: b
 
 /// The target's encoding for this row length: the group asked for, else the largest smaller one that divides
 /// the row, else bf16.
-fn affine(recipe: &Recipe, options: &Options, dtype: Dtype) -> Choice {
+pub(crate) fn affine(recipe: &Recipe, options: &Options, dtype: Dtype) -> Choice {
     let wanted = options.wanted_group(dtype);
     let fits = |&group: &usize| group <= wanted && recipe.width.is_multiple_of(group);
     match GROUPS.into_iter().find(fits) {
@@ -204,7 +205,7 @@ pub(crate) fn scales_underflow(encoding: Encoding, largest: f32) -> bool {
 }
 
 /// Region and residency as the original converter assigns them.
-fn place(recipe: &Recipe) -> (ComputeRegion, Residency) {
+pub(crate) fn place(recipe: &Recipe) -> (ComputeRegion, Residency) {
     let matrix = recipe.shape.len() > 1;
     match recipe.role {
         None if matrix => (ComputeRegion::Accelerator, Residency::Cold),

@@ -1,6 +1,6 @@
 //! Rotary tables: angles in f64 from the position, cosines and sines rounded once to f32.
 
-use basert_model::{Rope, RopeScaling};
+use basert_model::Rope;
 
 /// Inverse frequencies of one rotary embedding, `[dims / 2]`.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,7 +12,7 @@ impl Frequencies {
     pub fn new(rope: &Rope, divisors: Option<&[f32]>) -> Frequencies {
         let inverse = (0..rope.dims / 2).map(|i| {
             let f = libm::pow(rope.theta, -(2.0 * i as f64) / rope.dims as f64);
-            divisors.map_or_else(|| scale(f, &rope.scaling), |d| f / f64::from(d[i]))
+            divisors.map_or_else(|| rope.scaling.apply(f), |d| f / f64::from(d[i]))
         });
         Frequencies(inverse.collect())
     }
@@ -36,31 +36,10 @@ impl Frequencies {
     }
 }
 
-/// One inverse frequency under the model's long-context scaling. `Llama3` is the rule published with
-/// Llama 3.1: wavelengths beyond the trained window are stretched, short ones kept, the rest blended.
-fn scale(f: f64, scaling: &RopeScaling) -> f64 {
-    match *scaling {
-        RopeScaling::None => f,
-        RopeScaling::Linear { factor } => f / factor,
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-            let wavelength = std::f64::consts::TAU / f;
-            if wavelength < original_context / high_freq_factor {
-                f
-            } else if wavelength > original_context / low_freq_factor {
-                f / factor
-            } else {
-                let smooth =
-                    (original_context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
-                (1.0 - smooth) * f / factor + smooth * f
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use basert_model::RopePairing;
+    use basert_model::{RopePairing, RopeScaling};
 
     fn rope(scaling: RopeScaling) -> Rope {
         Rope { dims: 8, theta: 10_000.0, pairing: RopePairing::Half, scaling }

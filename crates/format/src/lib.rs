@@ -28,7 +28,7 @@ pub use header::{
     Alignment, Calibration, Header, LayerDescriptor, LayerPrecision, MmProj, Signature, Source, VERSION_KEY,
 };
 pub use map::FileMap;
-pub use output::Output;
+pub use output::{Output, Unfinished};
 pub use reader::{BaseFile, DtypeTotal, TensorView};
 pub use slots::{SlotInfo, SlotKind};
 pub use tensor::TensorEntry;

@@ -7,7 +7,7 @@
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -67,7 +67,10 @@ impl Output {
     }
 
     /// Opens the unfinished file: a new one, or what was kept.
-    pub(crate) fn create(&self) -> io::Result<Unfinished> {
+    ///
+    /// # Errors
+    /// From the system, or if the output was abandoned.
+    pub fn create(&self) -> io::Result<Unfinished> {
         let mut state = self.state();
         refuse_abandoned(&state)?;
         let (file, name) = match self.partial() {
@@ -92,10 +95,21 @@ impl Output {
 
 /// An open file on its way to its name. Dropped, it is gone unless it is kept.
 #[derive(Debug)]
-pub(crate) struct Unfinished {
+pub struct Unfinished {
     output: Output,
+    /// What is written.
     pub file: File,
     name: Name,
+}
+
+impl Write for Unfinished {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
 }
 
 #[derive(Debug)]

@@ -15,8 +15,9 @@ use xxhash_rust::xxh64::{Xxh64, xxh64};
 use crate::output::Unfinished;
 use crate::validate::validate;
 use crate::{
-    BaseFile, ComputeRegion, Fault, FormatError, Header, MAGIC, MAX_HEADER_LEN, Output, PREAMBLE_LEN,
-    Residency, SlotFlags, SlotKind, TensorEntry, TensorFlags, VERSION, VERSION_KEY, blob_start, slots,
+    BLOB_ALIGN, BaseFile, ComputeRegion, Fault, FormatError, Header, MAGIC, MAX_HEADER_LEN, Output,
+    PREAMBLE_LEN, Residency, SlotFlags, SlotKind, TensorEntry, TensorFlags, VERSION, VERSION_KEY, blob_start,
+    slots,
 };
 
 /// Bytes reserved beyond the planned header, for what only `finish` can add.
@@ -63,6 +64,8 @@ pub struct BaseWriter {
     /// End of what is written, in bytes from the start of the file.
     position: u64,
     slots: u32,
+    /// The space between JSON and blob is zeros outside the header instead of spaces inside it.
+    zero_padding: bool,
 }
 
 impl BaseWriter {
@@ -108,6 +111,7 @@ impl BaseWriter {
             blob,
             position: blob,
             slots: 0,
+            zero_padding: false,
         })
     }
 
@@ -153,6 +157,12 @@ impl BaseWriter {
             self.written = index + 1;
         }
         Ok(self.written)
+    }
+
+    /// Ends the header with its JSON, as far as the blob's start allows, and fills up with zeros: the form of the
+    /// original converter.
+    pub fn pad_header_with_zeros(&mut self) {
+        self.zero_padding = true;
     }
 
     /// Writes the payload of the next planned tensor: codes, scales, biases.
@@ -293,7 +303,7 @@ impl BaseWriter {
         write().map_err(|cause| self.io("write it", cause))
     }
 
-    /// Everything before the blob: preamble, JSON, spaces.
+    /// Everything before the blob: preamble, JSON, padding.
     fn front(&self) -> Result<Vec<u8>, Fault> {
         let header = with_tensors(&self.header, &self.entries, self.main_tensors)?;
         validate(&header, self.position - self.blob)?;
@@ -302,12 +312,16 @@ impl BaseWriter {
         if json.len() as u64 > reserved {
             return Err(Fault::HeaderOutgrown { len: json.len(), reserved });
         }
+        // A shorter header would make the blob start earlier.
+        let least = (reserved + 1).saturating_sub(BLOB_ALIGN);
+        let header_len = if self.zero_padding { least.max(json.len() as u64) } else { reserved };
         let mut front = Vec::with_capacity(self.blob as usize);
         front.extend_from_slice(&MAGIC);
         front.extend_from_slice(&VERSION.to_le_bytes());
-        front.extend_from_slice(&reserved.to_le_bytes());
+        front.extend_from_slice(&header_len.to_le_bytes());
         front.extend_from_slice(&json);
-        front.resize(self.blob as usize, b' ');
+        front.resize((PREAMBLE_LEN + header_len) as usize, b' ');
+        front.resize(self.blob as usize, 0);
         Ok(front)
     }
 

@@ -2,12 +2,14 @@
 //!
 //! - [`Arch`] and [`Config`]: the hyperparameters a checkpoint or a `.base` header declares, in one form;
 //! - [`ModelSpec`]: the layers that follow from them, which the engine walks;
+//! - [`catalog`]: geometries of published models;
 //! - [`TensorSpec`]: every weight such a model has, by canonical name, with its shape and [`Role`];
 //! - [`plan`]: what a sequence costs in cache memory.
 //!
 //! No weights, no arithmetic on weights and no file access belong here.
 
 mod arch;
+pub mod catalog;
 mod config;
 mod error;
 pub mod plan;

@@ -35,6 +35,30 @@ pub enum RopeScaling {
     },
 }
 
+impl RopeScaling {
+    /// One inverse frequency, in radians per position, under the scaling. `Llama3` is the rule published with
+    /// Llama 3.1: wavelengths beyond the trained window are stretched, short ones kept, the rest blended.
+    pub fn apply(&self, frequency: f64) -> f64 {
+        let f = frequency;
+        match *self {
+            RopeScaling::None => f,
+            RopeScaling::Linear { factor } => f / factor,
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                let wavelength = std::f64::consts::TAU / f;
+                if wavelength < original_context / high_freq_factor {
+                    f
+                } else if wavelength > original_context / low_freq_factor {
+                    f / factor
+                } else {
+                    let smooth = (original_context / wavelength - low_freq_factor)
+                        / (high_freq_factor - low_freq_factor);
+                    (1.0 - smooth) * f / factor + smooth * f
+                }
+            }
+        }
+    }
+}
+
 /// Rotary position embedding of one attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {

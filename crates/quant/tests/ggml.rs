@@ -135,6 +135,8 @@ fn blocks_that_nothing_holds_exactly_are_not_rearranged() {
         let error = ggml::repack(ty, &vec![0; ty.block_bytes()], &mut [], &mut [], &mut []).unwrap_err();
         assert_eq!(error, QuantError::NotEncodable(ty.name()));
     }
+    let error = ggml::assemble(GgmlType::Q4_1, &[0; 16], &[0; 2], &[0; 4], &mut Vec::new()).unwrap_err();
+    assert!(matches!(error, QuantError::Length { what: "biases (bytes)", expected: 2, found: 4 }), "{error}");
     let error = ggml::repack(GgmlType::Q8_0, &[0; 34], &mut [0; 31], &mut [0; 2], &mut []).unwrap_err();
     assert!(
         matches!(error, QuantError::Length { what: "codes (bytes)", expected: 32, found: 31 }),
@@ -269,6 +271,11 @@ proptest! {
         let mut back = vec![f32::NAN; values.len()];
         encoding.decode(&payload, values.len(), 0, &mut back).unwrap();
         prop_assert!(values == back, "{ty}");
+        let (codes, rest) = payload.split_at(regions.codes as usize);
+        let (scales, biases) = rest.split_at(regions.scales as usize);
+        let mut assembled = Vec::new();
+        ggml::assemble(ty, codes, scales, biases, &mut assembled).unwrap();
+        prop_assert!(assembled == bytes, "{ty}");
     }
 
     #[test]

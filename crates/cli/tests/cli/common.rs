@@ -24,6 +24,11 @@ pub fn basert() -> Command {
     command
 }
 
+/// Runs the command in `folder` with the arguments of both lists.
+pub fn run_in(folder: &Path, first: &[&str], more: &[&str]) -> Said {
+    Said::from(basert().current_dir(folder).args(first).args(more).output().unwrap())
+}
+
 /// What a run said.
 pub struct Said {
     pub code: Option<i32>,

@@ -46,6 +46,18 @@ pub(crate) fn recipes(
     Ok(recipes)
 }
 
+/// How [`recipes`] would read `tensor` from a GGUF: the name and the row-major shape it has there, and the recipe. Whoever
+/// writes a GGUF does the inverse.
+pub(crate) fn reading(spec: &ModelSpec, tensor: &TensorSpec) -> (String, Vec<usize>, Recipe) {
+    let place = Place::of(spec, &tensor.name);
+    let recipe = Recipe::whole(tensor, 0);
+    let recipe = match place.delta {
+        Some(delta) => untiled(recipe, place.leaf, delta),
+        None => recipe,
+    };
+    (place.source_name(spec), source_shape(tensor, place.leaf), recipe)
+}
+
 /// Where a canonical tensor stands in a GGUF.
 struct Place<'n, 's> {
     /// `blk.N.` or nothing.

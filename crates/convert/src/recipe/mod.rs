@@ -111,6 +111,11 @@ impl Untile {
         (per_key > 1 && delta.key_heads > 1).then_some(Untile { key_heads: delta.key_heads, per_key, unit })
     }
 
+    /// The reordering that undoes this one.
+    pub fn inverse(self) -> Untile {
+        Untile { key_heads: self.per_key, per_key: self.key_heads, unit: self.unit }
+    }
+
     /// Moves units of one row of a region: `row` holds a whole number of bytes for every unit.
     pub fn apply_to_bytes(self, row: &mut [u8], scratch: &mut Vec<u8>) {
         let units = self.key_heads * self.per_key;
@@ -147,7 +152,7 @@ pub(crate) enum Op {
 
 impl Recipe {
     /// A tensor that is one source tensor of `shape`, unchanged but for what the caller sets afterwards.
-    fn whole(spec: &TensorSpec, tensor: usize) -> Recipe {
+    pub fn whole(spec: &TensorSpec, tensor: usize) -> Recipe {
         let width = spec.shape.last().copied().unwrap_or(1);
         let rows = rows(&spec.shape);
         Recipe {
@@ -239,6 +244,7 @@ mod tests {
                         let canonical = (k * per_key + j) * unit + row;
                         let tiled = (j * key_heads + k) * unit + row;
                         assert_eq!(untile.source(canonical), tiled, "{key_heads} {per_key} {unit}");
+                        assert_eq!(untile.inverse().source(tiled), canonical);
                     }
                 }
             }

@@ -91,6 +91,17 @@ impl Arch {
         }
     }
 
+    /// The `general.architecture` of a GGUF.
+    pub fn gguf_architecture(self) -> &'static str {
+        match self {
+            Arch::Llama => "llama",
+            Arch::Qwen => "qwen3",
+            Arch::Qwen3Moe => "qwen3moe",
+            Arch::Qwen35 => "qwen35",
+            Arch::Qwen35Moe => "qwen35moe",
+        }
+    }
+
     /// `(kv_heads, head_dim)` of a Hugging Face configuration.
     pub(crate) fn hf_heads(
         self,

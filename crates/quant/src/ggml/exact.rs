@@ -1,4 +1,4 @@
-//! ggml blocks that an encoding of the container holds exactly, and the rearrangement of their bytes.
+//! ggml blocks that an encoding of the container holds exactly, and the rearrangement of their bytes, both ways.
 //!
 //! | blocks | encoding |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! scales of 17 bits, IQ types codebooks.
 
 use super::GgmlType;
-use crate::pack::pack;
+use crate::pack::{pack, unpack};
 use crate::{Encoding, Fp4, QuantError, ScaleDtype};
 
 impl GgmlType {
@@ -80,6 +80,78 @@ pub fn repack(
         _ => codes.copy_from_slice(bytes),
     }
     Ok(())
+}
+
+/// The inverse of [`repack`]: appends the blocks whose regions these are. All three regions together decide the number of
+/// blocks.
+///
+/// # Errors
+/// If the type has no exact encoding, or a length is not that of the others.
+pub fn assemble(
+    ty: GgmlType,
+    codes: &[u8],
+    scales: &[u8],
+    biases: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<(), QuantError> {
+    let Some(encoding) = ty.exact_encoding() else { return Err(QuantError::NotEncodable(ty.name())) };
+    let per_block = encoding.regions(ty.block_size() as u64)?;
+    let blocks = codes.len() as u64 / per_block.codes;
+    let lengths = [
+        ("codes (bytes)", codes.len(), blocks * per_block.codes),
+        ("scales (bytes)", scales.len(), blocks * per_block.scales),
+        ("biases (bytes)", biases.len(), blocks * per_block.biases),
+    ];
+    if let Some((what, found, expected)) = lengths.into_iter().find(|&(_, n, expected)| n as u64 != expected)
+    {
+        return Err(QuantError::Length { what, expected, found: found as u64 });
+    }
+    out.reserve(blocks as usize * ty.block_bytes());
+    match ty {
+        GgmlType::Q4_0 => each_block::<4>(codes, scales, &[], 2, out, put_nibbles),
+        GgmlType::Q4_1 => each_block::<4>(codes, scales, biases, 2, out, put_nibbles),
+        GgmlType::Q5_0 => each_block::<5>(codes, scales, &[], 2, out, put_fives),
+        GgmlType::Q5_1 => each_block::<5>(codes, scales, biases, 2, out, put_fives),
+        GgmlType::Q8_0 => {
+            each_block::<8>(codes, scales, &[], 2, out, |codes, out| {
+                out.extend(codes.map(|code| code ^ 0x80))
+            });
+        }
+        GgmlType::MxFp4 => each_block::<4>(codes, scales, &[], 1, out, put_nibbles),
+        _ => out.extend_from_slice(codes),
+    }
+    Ok(())
+}
+
+/// For each block: scale and bias of `size` bytes, then what `put` makes of its 32 codes of `B` bits.
+fn each_block<const B: usize>(
+    codes: &[u8],
+    scales: &[u8],
+    biases: &[u8],
+    size: usize,
+    out: &mut Vec<u8>,
+    put: impl Fn(&[u8; 32], &mut Vec<u8>),
+) {
+    let mut unpacked = [0; 32];
+    let mut biases = biases.chunks_exact(size);
+    for (codes, scale) in codes.chunks_exact(4 * B).zip(scales.chunks_exact(size)) {
+        out.extend_from_slice(scale);
+        out.extend_from_slice(biases.next().unwrap_or_default());
+        unpack::<B>(codes, &mut unpacked);
+        put(&unpacked, out);
+    }
+}
+
+/// The inverse of [`nibbles`].
+fn put_nibbles(codes: &[u8; 32], out: &mut Vec<u8>) {
+    out.extend((0..16).map(|i| codes[i] & 15 | codes[i + 16] << 4));
+}
+
+/// The inverse of [`fives`].
+fn put_fives(codes: &[u8; 32], out: &mut Vec<u8>) {
+    let high = (0..32).fold(0u32, |high, i| high | u32::from(codes[i] >> 4) << i);
+    out.extend_from_slice(&high.to_le_bytes());
+    put_nibbles(codes, out);
 }
 
 /// Blocks of `HALVES` bytes of d (and m), then what `read` makes 32 codes of `B` bits from.

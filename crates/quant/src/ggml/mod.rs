@@ -9,7 +9,7 @@ mod parts;
 use std::fmt;
 
 use crate::{FloatDtype, QuantError, float};
-pub use exact::repack;
+pub use exact::{assemble, repack};
 pub use parts::{SUPER, super_codes, super_group, super_scales};
 
 /// A ggml tensor type. All assigned types are here, so that files can be sized and listed; [`decode`] covers those

@@ -1,10 +1,11 @@
-//! A Hugging Face tokenizer from GGUF metadata.
+//! A Hugging Face tokenizer from GGUF metadata, and back.
 //!
 //! A GGUF holds the vocabulary, the merges or scores, and the name of the pre-tokenizer; the rest of a `tokenizer.json`
 //! follows from these names. What a GGUF does not record is supplied where it is known (NFC for Qwen) and otherwise
 //! absent (whitespace stripping around added tokens).
 
 pub(crate) mod pre;
+mod reverse;
 mod spm;
 mod vocab;
 
@@ -12,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use crate::TextError;
 use pre::Pre;
+pub use reverse::{bytes_only, metadata};
 use vocab::{Vocab, flag, text, token_id};
 
 /// The `tokenizer.json` that encodes and decodes as this GGUF's tokenizer is meant to.

@@ -5,7 +5,7 @@
 //! passes over in silence. Truncation and padding that a `tokenizer.json` may ask for are not applied: a prompt
 //! is never cut unsaid.
 
-mod bytes;
+pub(crate) mod bytes;
 mod load;
 mod pretok;
 mod special;

@@ -1,0 +1,35 @@
+//! `basert export`: a `.base` file becomes a GGUF.
+
+use basert_convert::{ExportOptions, export_gguf, same_file};
+use basert_format::Output;
+use serde_json::json;
+
+use crate::args::ExportArgs;
+use crate::convert::{Bar, failed, guarded};
+use crate::failure::{Failure, Outcome};
+use crate::units::bytes;
+use crate::{output, place};
+
+/// Runs the command.
+pub fn run(args: &ExportArgs) -> Outcome {
+    let ExportArgs { file, gguf, .. } = args;
+    if same_file(file, gguf) {
+        return Err(Failure::new(format!("{} is both source and output", file.display())));
+    }
+    place::check(gguf, args.force)?;
+    let options =
+        ExportOptions { outtype: args.outtype, no_tokenizer: args.no_tokenizer, threads: args.threads };
+    let place = guarded(Output::new(gguf).replace(args.force))?;
+    let mut bar = Bar::new();
+    let result = export_gguf(file, &place, &options, &mut bar);
+    bar.clear();
+    let report = result.map_err(|e| failed(&e))?;
+    let size = std::fs::metadata(gguf).map_or(0, |m| m.len());
+    if args.json {
+        let mut object = json!(report);
+        object["output"] = json!(gguf.display().to_string());
+        object["output_bytes"] = json!(size);
+        return output::print_json(&object);
+    }
+    output::print(&format!("{report}\nwrote {} ({}, {size} bytes)\n", gguf.display(), bytes(size)))
+}
