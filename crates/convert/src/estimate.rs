@@ -24,7 +24,7 @@ use crate::storage::Stored;
 const ELEMENTS: usize = 1 << 19;
 
 /// How long each kind of encoding is tried.
-const TRIAL: Duration = Duration::from_millis(20);
+const TRIAL: Duration = Duration::from_millis(100);
 
 /// Kinds of encoding with less than this share of the elements are counted as the others.
 const SHARE: f64 = 0.02;
