@@ -89,9 +89,10 @@ fn every_architecture_survives_the_way_to_gguf_and_back() {
         ["llama-tiny", "qwen3-dense-tiny", "qwen3-moe-tiny", "qwen35-dense-tiny", "toy-hybrid", "toy-moe"];
     for model in models {
         // Groups of 64 where rows allow it are split, groups of 32 are not.
-        for (target, group) in
-            [("base-q4", None), ("base-q4", Some(32)), ("base-q5", None), ("bf16", None), ("f32", None)]
-        {
+        let targets =
+            [("base-q4", None), ("base-q4", Some(32)), ("f32", None), ("base-q5", None), ("bf16", None)];
+        let count = if model == "qwen35-dense-tiny" { targets.len() } else { 3 };
+        for (target, group) in targets.into_iter().take(count) {
             let what = format!("{model} {target} {group:?}");
             let bundle = bundle(&fixture(model), &options(target, group));
             let float = if target.starts_with("base") { "auto" } else { target };

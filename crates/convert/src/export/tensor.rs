@@ -287,8 +287,12 @@ impl Rows<'_> {
             let [_, scales, biases] = regions(view).map_err(|cause| cause.to_string())?;
             let count = (scales.len() + biases.len()) / scale.bytes();
             let both = [scales, biases].concat();
-            let fits = |index| scale.get(&both, index).is_ok_and(|value| halved(value).1 == value);
-            if !(0..count).all(fits) {
+            let mut half = Vec::with_capacity(2);
+            let mut fits = |index| {
+                half.clear();
+                scale.get(&both, index).is_ok_and(|value| ScaleDtype::F16.encode(value, &mut half) == value)
+            };
+            if !(0..count).all(&mut fits) {
                 return Err(format!("its {scale} scales are no f16 numbers"));
             }
         }
@@ -370,18 +374,17 @@ fn regions<'a>(view: TensorView<'a>) -> Result<[&'a [u8]; 3], QuantError> {
 
 /// Appends the scales (or biases) of a row as f16, once for each block of a group.
 fn split(scale: ScaleDtype, group: usize, row: &[u8], out: &mut Vec<u8>) -> Result<(), QuantError> {
-    for index in 0..row.len() / scale.bytes() {
-        let (bytes, _) = halved(scale.get(row, index)?);
-        (0..group / BLOCK).for_each(|_| out.extend_from_slice(&bytes));
+    for (index, stored) in row.chunks_exact(scale.bytes()).enumerate() {
+        for _ in 0..group / BLOCK {
+            match scale {
+                ScaleDtype::F16 => out.extend_from_slice(stored),
+                _ => {
+                    ScaleDtype::F16.encode(scale.get(row, index)?, out);
+                }
+            }
+        }
     }
     Ok(())
-}
-
-/// A number as f16, and what it is then.
-fn halved(value: f32) -> ([u8; 2], f32) {
-    let mut bytes = Vec::with_capacity(2);
-    let stored = ScaleDtype::F16.encode(value, &mut bytes);
-    ([bytes[0], bytes[1]], stored)
 }
 
 /// Appends values, encoded anew.

@@ -144,7 +144,8 @@ fn each_block<const B: usize>(
 
 /// The inverse of [`nibbles`].
 fn put_nibbles(codes: &[u8; 32], out: &mut Vec<u8>) {
-    out.extend((0..16).map(|i| codes[i] & 15 | codes[i + 16] << 4));
+    let bytes: [u8; 16] = std::array::from_fn(|i| codes[i] & 15 | codes[i + 16] << 4);
+    out.extend_from_slice(&bytes);
 }
 
 /// The inverse of [`fives`].
