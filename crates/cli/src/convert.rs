@@ -49,7 +49,9 @@ fn options(args: &ConvertArgs) -> Options {
 fn convert(source: &Path, args: &ConvertArgs, options: &Options) -> Outcome {
     if args.plan {
         let report = basert_convert::plan(source, options).map_err(|e| failed(&e))?;
-        return show_plan(&report, args.json);
+        let check = basert_convert::with_source(source, options, |model| Check::peak_bytes(&model.spec));
+        let check = if args.no_check { None } else { Some(check.map_err(|e| failed(&e))?) };
+        return show_plan(&report, check, args.json);
     }
     let output = match &args.output {
         Some(path) => path.clone(),
@@ -122,13 +124,18 @@ pub fn failed(error: &ConvertError) -> Failure {
     }
 }
 
-fn show_plan(report: &Report, as_json: bool) -> Outcome {
+/// `check` is the memory that the self-check takes, after the conversion.
+fn show_plan(report: &Report, check: Option<u64>, as_json: bool) -> Outcome {
     if as_json {
-        return output::print_json(&json!(report));
+        let mut object = json!(report);
+        object["check_memory_bytes"] = json!(check);
+        return output::print_json(&object);
     }
+    let check =
+        check.map_or_else(String::new, |memory| format!(", then {} for the self-check", bytes(memory)));
     let estimate = report.estimate.map_or_else(String::new, |estimate| format!("time: {estimate}\n"));
     let summary = format!(
-        "output: {} of tensors, and a header with the tokenizer\npeak memory: about {}\n{estimate}nothing was written",
+        "output: {} of tensors, and a header with the tokenizer\npeak memory: about {}{check}\n{estimate}nothing was written",
         bytes(report.written.bytes),
         bytes(report.peak_memory_bytes)
     );

@@ -44,8 +44,18 @@ fn what_cannot_be_exported_says_why_and_leaves_nothing() {
 fn the_original_layout_is_written_on_request() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("compat.base");
-    let report =
-        run!("convert", "--no-check", fixture("qwen35-dense-tiny"), "--compat", "basert", "-o", &out, "--json").ok().json();
+    let report = run!(
+        "convert",
+        "--no-check",
+        fixture("qwen35-dense-tiny"),
+        "--compat",
+        "basert",
+        "-o",
+        &out,
+        "--json"
+    )
+    .ok()
+    .json();
     assert_eq!(report["draft"]["tensors"], 0);
     assert_eq!(report["dropped"].as_array().unwrap().len(), 15);
     let facts = run!("inspect", &out, "--json", "--verify-checksums").ok().json();

@@ -57,7 +57,13 @@ fn large() -> TempDir {
 
 fn convert(source: &Path, out: &Path, more: &[&str]) -> Command {
     let mut command = basert();
-    command.args(["convert", "--no-check"]).arg(source).arg("-o").arg(out).args(["--target", "q4"]).args(more);
+    command
+        .args(["convert", "--no-check"])
+        .arg(source)
+        .arg("-o")
+        .arg(out)
+        .args(["--target", "q4"])
+        .args(more);
     command.env("BASERT_THREADS", "1");
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command

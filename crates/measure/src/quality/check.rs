@@ -7,7 +7,9 @@ use basert_convert::{Evidence, SelfCheck, SourceValues};
 use basert_engine::{Engine, KvTypes, Options, TensorSource, TokenRun, WantLogits, stream};
 use basert_format::{BaseFile, Header, SlotKind};
 use basert_kernels::KvDtype;
+use basert_model::ModelSpec;
 
+use super::reference::TRACE_TOKENS;
 use super::{MAX_TOKENS, NO_TEXT, QualityRecord, Reference, TEXT, TEXT_NAME, Trace};
 use crate::divergence::divergence;
 use crate::{Divergence, MeasureError};
@@ -15,6 +17,9 @@ use crate::{Divergence, MeasureError};
 /// Share of `ln(vocabulary)` from which on a negative log-likelihood per token is that of a model that knows nothing.
 /// Guessing costs all of it; a sound model's text costs a third or less.
 const NOISE: f64 = 0.75;
+
+/// Most bytes of one model's logits.
+const MAX_LOGIT_BYTES: usize = 128 << 20;
 
 /// Turns a text into token ids with the tokenizer of a header; `None` if it has none.
 pub type Tokenize<'a> = dyn Fn(&Header, &str) -> Result<Option<Vec<u32>>, Box<dyn Error + Send + Sync>> + 'a;
@@ -26,6 +31,16 @@ pub struct Check<'a> {
     pub tokenize: &'a Tokenize<'a>,
     /// Threads for both runs; `None` = all there are.
     pub threads: Option<usize>,
+}
+
+impl Check<'_> {
+    /// About the most bytes that the check of such a model takes: logits of the file, the engine's and the source's, a
+    /// block of a weight in two forms, and activations.
+    pub fn peak_bytes(spec: &ModelSpec) -> u64 {
+        let logits = most_tokens(spec.vocab) * spec.vocab * size_of::<f32>();
+        let blocks = 64 << 20;
+        (3 * logits + blocks + 64 * MAX_TOKENS * spec.hidden * size_of::<f32>()) as u64
+    }
 }
 
 impl SelfCheck for Check<'_> {
@@ -41,7 +56,7 @@ impl SelfCheck for Check<'_> {
             Some(ids) => (TEXT_NAME, ids),
             None => (NO_TEXT, arbitrary_ids(engine.spec().vocab)),
         };
-        ids.truncate(MAX_TOKENS);
+        ids.truncate(most_tokens(engine.spec().vocab));
         let logits = run(&mut engine, &ids)?;
         let spec = engine.spec().clone();
         drop(engine);
@@ -83,6 +98,11 @@ pub(super) fn run(engine: &mut Engine, ids: &[u32]) -> Result<Vec<f32>, MeasureE
     let logits = engine.step(&[run])?.data.to_vec();
     engine.release(sequence);
     Ok(logits)
+}
+
+/// As many tokens as the text has, or fewer where their logits would take more than 128 MiB.
+fn most_tokens(vocab: usize) -> usize {
+    (MAX_LOGIT_BYTES / size_of::<f32>() / vocab.max(1)).clamp(TRACE_TOKENS, MAX_TOKENS)
 }
 
 /// Ids spread over the vocabulary, for a model whose tokens have no text.
