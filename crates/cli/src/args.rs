@@ -78,6 +78,10 @@ pub enum Command {
     #[command(after_help = CONVERT_EXAMPLES)]
     Convert(ConvertArgs),
 
+    /// List the built-in quantisation profiles, or print one
+    #[command(after_help = PROFILES_EXAMPLES)]
+    Profiles(ProfilesArgs),
+
     /// Show what a .base file contains
     #[command(after_help = INSPECT_EXAMPLES)]
     Inspect(InspectArgs),
@@ -95,6 +99,7 @@ const CONVERT_EXAMPLES: &str = "\
 Examples:
   basert convert ./Qwen3-0.6B                        writes ./Qwen3-0.6B-base-q4.base
   basert convert ./Qwen3-0.6B --target q8 -o q.base
+  basert convert ./Qwen3.5-35B-A3B --profile hybrid  experts 4 bits, attention and head more
   basert convert smollm2-q4_1.gguf                   keeps every quantised tensor exactly
   basert convert ./Qwen3.5-4B-MLX-4bit --plan        says what would become of every tensor
   basert convert ./Qwen3-0.6B --json | jq .fallbacks
@@ -119,6 +124,10 @@ pub struct ConvertArgs {
     /// f16, f32. auto keeps a quantised source exactly and makes base-q4 of any other
     #[arg(long, value_name = "TARGET", default_value = "auto", value_parser = target)]
     pub target: Target,
+
+    /// Let a profile say by name what each tensor becomes: a built-in name (`basert profiles` lists them) or a JSON file
+    #[arg(long, value_name = "NAME|FILE", conflicts_with_all = ["target", "group", "scales"])]
+    pub profile: Option<PathBuf>,
 
     /// Weights that share a scale: 32, 64 or 128 [default: 32 for q2 and q3, 64 for q4 to q6, 128 for q8]
     #[arg(long, value_name = "N", value_parser = positive)]
@@ -178,6 +187,23 @@ fn scales(s: &str) -> Result<ScaleDtype, String> {
         "bf16" => Ok(ScaleDtype::Bf16),
         _ => Err("scales can be f16 or bf16".to_string()),
     }
+}
+
+const PROFILES_EXAMPLES: &str = "\
+Examples:
+  basert profiles                          lists them
+  basert profiles moe > mine.json          a start for a profile of your own
+  basert convert ./Qwen3-30B-A3B --profile mine.json";
+
+#[derive(Args, Debug)]
+pub struct ProfilesArgs {
+    /// The profile to print, as the JSON that --profile reads
+    #[arg(value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// Print the list as a JSON array
+    #[arg(long, conflicts_with = "name")]
+    pub json: bool,
 }
 
 const INSPECT_EXAMPLES: &str = "\

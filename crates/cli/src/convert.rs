@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use basert_convert::{ConvertError, Options, Progress, Report, same_file};
+use basert_convert::{ConvertError, Options, Profile, Progress, Report, same_file};
 use indicatif::ProgressBar;
 use serde_json::json;
 use tempfile::TempDir;
@@ -17,8 +17,10 @@ use crate::{interrupt, output, place, progress};
 
 /// Runs the command.
 pub fn run(args: &ConvertArgs) -> Outcome {
+    let profile = args.profile.as_deref().map(Profile::load).transpose().map_err(|e| failed(&e))?;
     let options = Options {
         target: args.target,
+        profile,
         group: args.group,
         scale: args.scales,
         allow_quant_from_quant: args.allow_quant_from_quant,
@@ -34,8 +36,8 @@ pub fn run(args: &ConvertArgs) -> Outcome {
     let output = match &args.output {
         Some(path) => path.clone(),
         None => {
-            let target = basert_convert::resolve_target(&args.source, &options).map_err(|e| failed(&e))?;
-            default_output(&args.source, target.name())?
+            let target = basert_convert::resolve_goal(&args.source, &options).map_err(|e| failed(&e))?;
+            default_output(&args.source, &target)?
         }
     };
     check_output(&args.source, &output, args.force)?;
@@ -49,7 +51,7 @@ pub fn run(args: &ConvertArgs) -> Outcome {
     show(&report, &output, args.json)
 }
 
-fn failed(error: &ConvertError) -> Failure {
+pub fn failed(error: &ConvertError) -> Failure {
     let failure = Failure::from_error(error);
     match error.hint() {
         Some(hint) => failure.hint(hint),

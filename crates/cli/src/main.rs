@@ -1,6 +1,6 @@
 //! The `basert` command: arguments in, words out, no logic of its own.
 //!
-//! One module per command (`convert`, `inspect`, `complete`, `eval`). `args` and `options` say what can be typed,
+//! One module per command (`convert`, `profiles`, `inspect`, `complete`, `eval`). `args` and `options` say what can be typed,
 //! `output` is the only place that writes to the terminal, `failure` is how a command ends badly. Exit status: 0
 //! when all is well, 1 on an error, 2 on wrong usage, 128 and the number of a signal that ended it (130 after ^C).
 
@@ -15,6 +15,7 @@ mod interrupt;
 mod options;
 mod output;
 mod place;
+mod profiles;
 mod progress;
 mod schedule;
 mod selected;
@@ -27,6 +28,7 @@ use args::{Cli, Command};
 fn main() -> ExitCode {
     let result = match Cli::from_command_line().command {
         Command::Convert(args) => convert::run(&args),
+        Command::Profiles(args) => profiles::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Complete(args) => complete::run(&args),
         Command::Eval(args) => eval::run(&args),

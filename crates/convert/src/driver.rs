@@ -9,15 +9,16 @@ use basert_format::{
     BaseWriter, ComputeRegion, Header, HeaderFlags, LayerDescriptor, LayerKind, LayerPrecision, MmProj,
     QuantScheme, Source as HeaderSource,
 };
-use basert_quant::Encoding;
+use basert_model::{Role, Storage};
 
-use crate::recipe::SourceTensor;
-use crate::report::{Count, Fallback, TensorReport};
+use crate::options::Wanted;
+use crate::recipe::{Recipe, SourceTensor};
+use crate::report::{Count, Fallback, TensorReport, without_layer};
 use crate::same_file::same_file;
 use crate::source::{Plan, Source};
 use crate::storage::{self, Stored};
 use crate::{
-    Convention, ConvertError, Options, Progress, Report, Target, convention, digest, encode, options,
+    Convention, ConvertError, Options, Profile, Progress, Report, Target, convention, digest, encode, options,
 };
 
 /// Metadata key that holds the target as it was asked for.
@@ -93,16 +94,17 @@ pub fn plan(source: &Path, options: &Options) -> Result<Report, ConvertError> {
     Ok(report)
 }
 
-/// The target that `options` mean for the checkpoint at `source`: automatic only if it is quantised.
+/// The name of the target or profile that `options` mean for the checkpoint at `source`: automatic only if it is
+/// quantised.
 ///
 /// # Errors
 /// A source that is no checkpoint or damaged.
-pub fn resolve_target(source: &Path, options: &Options) -> Result<Target, ConvertError> {
-    if options.target != Target::AUTO {
-        return Ok(options.target);
+pub fn resolve_goal(source: &Path, options: &Options) -> Result<String, ConvertError> {
+    if options.target != Target::AUTO || options.profile.is_some() {
+        return Ok(options.goal().to_owned());
     }
     let source = Source::open(source)?;
-    Ok(options.target.resolved(source.plan(options)?.inventory.is_quantised()))
+    Ok(options.resolved(source.plan(options)?.inventory.is_quantised())?.goal().to_owned())
 }
 
 /// Without permission, a quantised source must come out exactly.
@@ -121,7 +123,7 @@ fn refuse_losses(plan: &Plan<'_>, tensors: &[Stored], options: &Options) -> Resu
     }
     Err(ConvertError::WouldLose {
         path: plan.inventory.path().to_owned(),
-        target: options.target.to_string(),
+        target: options.goal().to_owned(),
         tensors: losses,
     })
 }
@@ -170,10 +172,11 @@ fn store_all(
     look: bool,
     report: &mut Report,
 ) -> Result<Vec<Stored>, ConvertError> {
+    let wanted = wanted(plan, options, report)?;
     let mut tensors = Vec::with_capacity(plan.recipes.len());
     let mut largest = 0;
-    for recipe in &plan.recipes {
-        let (stored, fallback) = storage::store(&plan.inventory, recipe.clone(), options, look)?;
+    for (recipe, wanted) in plan.recipes.iter().zip(wanted) {
+        let (stored, fallback) = storage::store(&plan.inventory, recipe.clone(), wanted, look)?;
         count(report, &stored, fallback);
         largest = largest.max(stored.bytes);
         if let Some(note) = storage::cut_blocks(&plan.inventory, recipe)
@@ -185,6 +188,53 @@ fn store_all(
     }
     report.peak_memory_bytes = largest + encode::buffer_bytes(options.thread_count());
     Ok(tensors)
+}
+
+/// What every tensor is asked to become; `None` leaves it to its role, or exact.
+///
+/// # Errors
+/// Tensors that a profile does not cover.
+fn wanted(
+    plan: &Plan<'_>,
+    options: &Options,
+    report: &mut Report,
+) -> Result<Vec<Option<Wanted>>, ConvertError> {
+    let mut missing = Vec::new();
+    let mut wanted = Vec::with_capacity(plan.recipes.len());
+    for recipe in &plan.recipes {
+        if !must_be_covered(recipe) {
+            wanted.push(None);
+            continue;
+        }
+        let found = options.wanted(&recipe.name).unwrap_or_else(|name| {
+            missing.push(name.to_owned());
+            None
+        });
+        if let (Some(profile), Some(found)) = (&options.profile, found)
+            && recipe.role.map(Role::storage) != Some(Storage::Target)
+            && !found.dtype.is_float()
+        {
+            let (name, profile) = (without_layer(&recipe.name), &profile.name);
+            let note = format!("profile {profile} quantises {name}, which keeps its float type here");
+            if !report.notes.contains(&note) {
+                report.notes.push(note);
+            }
+        }
+        wanted.push(found);
+    }
+    match &options.profile {
+        Some(profile) if !missing.is_empty() => {
+            Err(ConvertError::NotCovered { profile: profile.name.clone(), names: missing })
+        }
+        _ => Ok(wanted),
+    }
+}
+
+/// Whether a profile must have a rule for the tensor. Those for routers and gates of shared experts are not used,
+/// but the original converter insists on them, and a profile should do for both.
+fn must_be_covered(recipe: &Recipe) -> bool {
+    use Role::{Embed, Experts, Head, Linear, Router, SharedGate};
+    matches!(recipe.role, Some(Embed | Head | Linear | Experts | Router | SharedGate))
 }
 
 fn count(report: &mut Report, stored: &Stored, fallback: Option<Fallback>) {
@@ -213,7 +263,7 @@ fn empty_report(plan: &Plan<'_>, options: &Options) -> Report {
         arch: plan.arch.to_string(),
         source: plan.format.to_string(),
         source_bytes: plan.inventory.tensors().iter().map(SourceTensor::bytes).sum(),
-        target: options.target.to_string(),
+        target: options.goal().to_owned(),
         written: Count::default(),
         dtypes: Default::default(),
         fallbacks: Vec::new(),
@@ -223,9 +273,18 @@ fn empty_report(plan: &Plan<'_>, options: &Options) -> Report {
         dropped: plan.dropped.clone(),
         convention: plan.convention.map(Convention::name),
         peak_memory_bytes: 0,
-        notes: plan.notes.clone(),
+        notes: plan.notes.iter().cloned().chain(calibration_note(options)).collect(),
         seconds: 0.0,
     }
+}
+
+/// Says so if a profile describes a calibration, which does nothing here.
+fn calibration_note(options: &Options) -> Option<String> {
+    let Profile { name, calibration, .. } = options.profile.as_ref()?;
+    let calibration = calibration.as_ref()?;
+    Some(format!(
+        "profile {name} describes its calibration as {calibration}; it is not repeated by naming the profile"
+    ))
 }
 
 /// The header without what is known only at the end.
@@ -253,7 +312,12 @@ fn header(
         Header::new(plan.arch.name(), scheme(tensors, options), provenance, &created.to_string());
     header.tokenizer = plan.tokenizer.clone();
     header.config = plan.config.to_header();
-    header.metadata.insert(TARGET_KEY.to_owned(), options.target.name().into());
+    match &options.profile {
+        Some(profile) => header.quant_profile = profile.name.clone(),
+        None => {
+            header.metadata.insert(TARGET_KEY.to_owned(), options.target.name().into());
+        }
+    }
     if let Some(generation) = &plan.generation {
         header.metadata.insert(GENERATION_KEY.to_owned(), generation.clone());
     }
@@ -266,14 +330,11 @@ fn header(
     Ok(header)
 }
 
-/// The target's scheme; for an automatic one, that of most bytes.
+/// The target's scheme; for an automatic one or a profile, that of most bytes.
 fn scheme(tensors: &[Stored], options: &Options) -> QuantScheme {
     if let Some(dtype) = options.target.dtype() {
-        let encoding = match dtype.float() {
-            Some(float) => Encoding::Float(float),
-            None => options.affine(dtype, options.wanted_group(dtype)),
-        };
-        return options::scheme(encoding);
+        let wanted = Wanted { dtype, group: options.group, scale: options.scale, symmetric: false };
+        return options::scheme(wanted.encoding(wanted.group_or_default()));
     }
     let mut bytes: BTreeMap<&'static str, (u64, QuantScheme)> = BTreeMap::new();
     for stored in tensors {

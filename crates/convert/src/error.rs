@@ -139,6 +139,22 @@ pub enum ConvertError {
         /// Canonical name, what it is and what it would become.
         tensors: Vec<(String, String, String)>,
     },
+    /// A profile that cannot be read.
+    #[error("profile {profile}: {why}")]
+    Profile {
+        /// Path or name.
+        profile: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Tensors that no rule of a profile matches.
+    #[error("profile {profile} has no rule for {}: {}", count(names.len()), list(names))]
+    NotCovered {
+        /// The profile's name.
+        profile: String,
+        /// Canonical names.
+        names: Vec<String>,
+    },
     /// A tensor that should have come out exactly did not.
     #[error("{}: tensor {}: element {index} is {found:e} after conversion, expected {expected:e}", path.display(), shown(tensor))]
     NotExact {
@@ -252,6 +268,12 @@ impl ConvertError {
             ConvertError::WouldLose { .. } => Some(
                 "--target auto keeps every tensor exactly, --target f32 as plain floats; --allow-quant-from-quant accepts the loss",
             ),
+            ConvertError::Profile { .. } => {
+                Some("`basert profiles` lists the built-in ones and prints them as examples")
+            }
+            ConvertError::NotCovered { .. } => {
+                Some("add a rule for them; a last rule with pattern ** covers all that is left")
+            }
             ConvertError::NotExact { .. } => {
                 Some("the type that was chosen does not hold this value; --target f32 does")
             }

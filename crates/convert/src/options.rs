@@ -6,7 +6,7 @@ use std::str::FromStr;
 use basert_format::QuantScheme;
 use basert_quant::{Dtype, Encoding, ScaleDtype};
 
-use crate::{Convention, ConvertError};
+use crate::{Convention, ConvertError, Profile};
 
 /// Group sizes an affine tensor may have, largest first.
 pub(crate) const GROUPS: [usize; 3] = [128, 64, 32];
@@ -108,11 +108,43 @@ impl fmt::Display for Target {
     }
 }
 
+/// What a tensor is asked to become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Elements per scale; `None` = the type's default, and any of an exact source.
+    pub group: Option<usize>,
+    /// Format of scales and biases of affine types.
+    pub scale: ScaleDtype,
+    /// Affine codes without biases.
+    pub symmetric: bool,
+}
+
+impl Wanted {
+    /// Elements per scale.
+    pub fn group_or_default(self) -> usize {
+        self.group.or(self.dtype.default_group()).unwrap_or(1)
+    }
+
+    /// The encoding with groups of `group`, which floats and FP4 do not choose.
+    pub fn encoding(self, group: usize) -> Encoding {
+        let Wanted { dtype, scale, symmetric, .. } = self;
+        match (dtype.float(), dtype.fp4()) {
+            (Some(float), _) => Encoding::Float(float),
+            (_, Some(fp4)) => Encoding::Fp4(fp4),
+            _ => Encoding::Affine { bits: dtype.bits(), group, scale, symmetric },
+        }
+    }
+}
+
 /// Options of [`crate::convert`].
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How large matrices are stored.
     pub target: Target,
+    /// Decides by name instead of `target`, `group` and `scale`, which must be left alone then.
+    pub profile: Option<Profile>,
     /// Elements per scale: 32, 64 or 128; `None` = the target's default.
     pub group: Option<usize>,
     /// Format of scales and biases: f16 (default) or bf16.
@@ -137,6 +169,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             target: Target::AUTO,
+            profile: None,
             group: None,
             scale: ScaleDtype::F16,
             allow_quant_from_quant: false,
@@ -153,6 +186,13 @@ impl Options {
     pub(crate) fn check(&self) -> Result<(), ConvertError> {
         if !matches!(self.scale, ScaleDtype::F16 | ScaleDtype::Bf16) {
             return Err(ConvertError::Option(format!("scales can be f16 or bf16, not {}", self.scale)));
+        }
+        if let Some(Profile { name, .. }) = &self.profile
+            && (self.target != Target::AUTO || self.group.is_some() || self.scale != ScaleDtype::F16)
+        {
+            return Err(ConvertError::Option(format!(
+                "profile {name} decides targets, groups and scales by name; give either a profile or these"
+            )));
         }
         if let Some(group) = self.group {
             if !GROUPS.contains(&group) {
@@ -172,6 +212,9 @@ impl Options {
 
     /// The same with a target that is not automatic unless the source is quantised.
     pub(crate) fn resolved(&self, quantised: bool) -> Result<Options, ConvertError> {
+        if self.profile.is_some() {
+            return Ok(self.clone());
+        }
         let resolved = Options { target: self.target.resolved(quantised), ..self.clone() };
         if resolved.target == Target::AUTO && self.group.is_some() {
             return Err(ConvertError::Option(
@@ -182,14 +225,21 @@ impl Options {
         Ok(resolved)
     }
 
-    /// The encoding of an affine `dtype` with groups of `group`.
-    pub(crate) fn affine(&self, dtype: Dtype, group: usize) -> Encoding {
-        Encoding::Affine { bits: dtype.bits(), group, scale: self.scale, symmetric: false }
+    /// What a tensor becomes that the options decide; `Ok(None)` keeps it exactly.
+    ///
+    /// # Errors
+    /// The tensor's name if a profile has no rule for it.
+    pub(crate) fn wanted<'n>(&self, name: &'n str) -> Result<Option<Wanted>, &'n str> {
+        if let Some(profile) = &self.profile {
+            return profile.wanted(name).ok_or(name).map(Some);
+        }
+        let wanted = |dtype| Wanted { dtype, group: self.group, scale: self.scale, symmetric: false };
+        Ok(self.target.dtype().map(wanted))
     }
 
-    /// Elements per scale that are asked for.
-    pub(crate) fn wanted_group(&self, dtype: Dtype) -> usize {
-        self.group.or(dtype.default_group()).unwrap_or(1)
+    /// The target or profile, in words for reports and file names: `base-q4`, `hybrid`.
+    pub(crate) fn goal(&self) -> &str {
+        self.profile.as_ref().map_or(self.target.name(), |profile| &profile.name)
     }
 
     /// Number of encoding threads.

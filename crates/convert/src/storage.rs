@@ -2,12 +2,12 @@
 
 use basert_format::{ComputeRegion, PlannedTensor, Residency, TensorFlags};
 use basert_model::{Role, Storage};
-use basert_quant::{Dtype, Encoding, FloatDtype, ScaleDtype};
+use basert_quant::{Encoding, FloatDtype, ScaleDtype};
 
-use crate::options::GROUPS;
+use crate::ConvertError;
+use crate::options::{GROUPS, Wanted};
 use crate::recipe::{Inventory, Op, Recipe, SourceTensor};
 use crate::report::{Fallback, Verdict, without_layer};
-use crate::{ConvertError, Options};
 
 /// A recipe and what becomes of it.
 pub(crate) struct Stored {
@@ -40,22 +40,22 @@ impl Choice {
     }
 }
 
-/// Chooses how `recipe` is stored; the second value says if that is not what the options ask for. `look` allows
-/// reading scales on which the choice depends.
+/// Chooses how `recipe` is stored where its role leaves the choice: as `wanted`, or exactly. The second value says if
+/// that is not what is wanted. `look` allows reading scales on which the choice depends.
 ///
 /// # Errors
 /// Sizes that cannot be addressed.
 pub(crate) fn store(
     inventory: &Inventory<'_>,
     recipe: Recipe,
-    options: &Options,
+    wanted: Option<Wanted>,
     look: bool,
 ) -> Result<(Stored, Option<Fallback>), ConvertError> {
     let storage = recipe.role.map_or(Storage::SourceFloat, Role::storage);
     let choice = match storage {
         Storage::F32 => Choice::float(FloatDtype::F32),
         Storage::SourceFloat => Choice::float(source_float(inventory, &recipe)),
-        Storage::Target => target(inventory, &recipe, options, look),
+        Storage::Target => target(inventory, &recipe, wanted, look),
     };
     let encoding = choice.encoding;
     let bytes = encoding.payload_len(recipe.elements() as u64).map_err(|cause| ConvertError::Encode {
@@ -63,7 +63,7 @@ pub(crate) fn store(
         tensor: recipe.name.clone(),
         cause,
     })?;
-    let wanted = options.target.dtype().map(|dtype| options.affine(dtype, options.wanted_group(dtype)));
+    let wanted = wanted.map(|wanted| wanted.encoding(wanted.group_or_default()));
     let fallback = choice.fell_back.then(|| Fallback {
         tensor: recipe.name.clone(),
         row: recipe.width,
@@ -98,35 +98,38 @@ fn sources<'i, 'a>(
     recipe.parts.iter().map(|part| inventory.tensor(part.tensor))
 }
 
-/// What the target means for a tensor.
-fn target(inventory: &Inventory<'_>, recipe: &Recipe, options: &Options, look: bool) -> Choice {
+/// What becomes of a tensor that is stored as wanted, or exactly.
+fn target(inventory: &Inventory<'_>, recipe: &Recipe, wanted: Option<Wanted>, look: bool) -> Choice {
     let exact =
         exact(inventory, recipe, look).map(|encoding| Choice { encoding, repacked: true, fell_back: false });
-    let Some(dtype) = options.target.dtype() else {
+    let Some(wanted) = wanted else {
         return exact.unwrap_or_else(|| Choice::float(exact_float(inventory, recipe)));
     };
-    if let Some(float) = dtype.float() {
-        return Choice::float(float);
+    let satisfies = |encoding: Encoding| match encoding {
+        Encoding::Affine { bits, group, .. } => {
+            wanted.dtype.is_affine()
+                && bits == wanted.dtype.bits()
+                && wanted.group.is_none_or(|wanted| wanted == group)
+        }
+        Encoding::Fp4(fp4) => wanted.dtype.fp4() == Some(fp4),
+        _ => false,
+    };
+    match exact {
+        Some(exact) if satisfies(exact.encoding) => exact,
+        _ => fitting(recipe, wanted),
     }
-    if let Some(exact) = exact
-        && let Encoding::Affine { bits, group, .. } = exact.encoding
-        && bits == dtype.bits()
-        && options.group.is_none_or(|wanted| wanted == group)
-    {
-        return exact;
-    }
-    affine(recipe, options, dtype)
 }
 
-/// The target's encoding for this row length: the group asked for, else the largest smaller one that divides
+/// The wanted encoding for this row length: with the group asked for, else the largest smaller one that divides
 /// the row, else bf16.
-fn affine(recipe: &Recipe, options: &Options, dtype: Dtype) -> Choice {
-    let wanted = options.wanted_group(dtype);
-    let fits = |&group: &usize| group <= wanted && recipe.width.is_multiple_of(group);
-    match GROUPS.into_iter().find(fits) {
-        Some(group) => {
-            Choice { encoding: options.affine(dtype, group), repacked: false, fell_back: group != wanted }
-        }
+fn fitting(recipe: &Recipe, wanted: Wanted) -> Choice {
+    let group = wanted.group_or_default();
+    if recipe.width.is_multiple_of(group) {
+        return Choice { encoding: wanted.encoding(group), repacked: false, fell_back: false };
+    }
+    let fits = |&smaller: &usize| smaller <= group && recipe.width.is_multiple_of(smaller);
+    match GROUPS.into_iter().find(fits).filter(|_| wanted.dtype.is_affine()) {
+        Some(group) => Choice { encoding: wanted.encoding(group), repacked: false, fell_back: true },
         None => Choice { fell_back: true, ..Choice::float(FloatDtype::Bf16) },
     }
 }
