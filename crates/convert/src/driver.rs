@@ -7,9 +7,10 @@ use std::time::Instant;
 
 use basert_format::{
     BaseWriter, ComputeRegion, Header, HeaderFlags, LayerDescriptor, LayerKind, LayerPrecision, MmProj,
-    QuantScheme, Source as HeaderSource,
+    QuantScheme, SlotFlags, Source as HeaderSource,
 };
 use basert_model::{Role, Storage};
+use serde_json::Value;
 
 use crate::options::Wanted;
 use crate::recipe::{Recipe, SourceTensor};
@@ -18,7 +19,8 @@ use crate::same_file::same_file;
 use crate::source::{Plan, Source};
 use crate::storage::{self, Stored};
 use crate::{
-    Convention, ConvertError, Options, Profile, Progress, Report, Target, convention, digest, encode, options,
+    Convention, ConvertError, Evidence, Options, Profile, Progress, Report, SelfCheck, SourceValues, Target,
+    convention, digest, encode, options,
 };
 
 /// Metadata key that holds the target as it was asked for.
@@ -42,6 +44,31 @@ pub fn convert(
     out: &Path,
     options: &Options,
     progress: &mut dyn Progress,
+) -> Result<Report, ConvertError> {
+    run(source, out, options, progress, None)
+}
+
+/// [`convert`], with a check of the finished tensors before the output appears; what it finds stands in the report
+/// and in the output.
+///
+/// # Errors
+/// As [`convert`], and [`ConvertError::SelfCheck`] if the check does not pass.
+pub fn convert_checked(
+    source: &Path,
+    out: &Path,
+    options: &Options,
+    progress: &mut dyn Progress,
+    check: &mut dyn SelfCheck,
+) -> Result<Report, ConvertError> {
+    run(source, out, options, progress, Some(check))
+}
+
+fn run(
+    source: &Path,
+    out: &Path,
+    options: &Options,
+    progress: &mut dyn Progress,
+    check: Option<&mut dyn SelfCheck>,
 ) -> Result<Report, ConvertError> {
     let started = Instant::now();
     options.check()?;
@@ -70,10 +97,36 @@ pub fn convert(
         let hash = hash.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         written.and(hash)
     })?;
-    writer.finish(|header| header.source.sha256 = sha256.unwrap_or_default())?;
+    if let Some(check) = check {
+        progress.check();
+        report.quality = self_check(check, &plan, &mut writer)?;
+    }
+    writer.finish(|header| {
+        header.source.sha256 = sha256.unwrap_or_default();
+        if !report.quality.is_empty() {
+            header.flags |= HeaderFlags::HAS_TRACE_REF;
+            header.metadata.extend(report.quality.clone());
+        }
+    })?;
     progress.finish();
     report.seconds = started.elapsed().as_secs_f64();
     Ok(report)
+}
+
+/// Has the finished tensors tried and appends the evidence's slots; returns its metadata.
+fn self_check(
+    check: &mut dyn SelfCheck,
+    plan: &Plan<'_>,
+    writer: &mut BaseWriter,
+) -> Result<BTreeMap<String, Value>, ConvertError> {
+    let values = SourceValues::new(&plan.inventory, &plan.recipes);
+    let found = check.check(&values, writer.preview()?);
+    let Evidence { metadata, slots } =
+        found.map_err(|cause| ConvertError::SelfCheck { path: plan.inventory.path().to_owned(), cause })?;
+    for (kind, payload) in slots {
+        writer.write_slot(kind, SlotFlags::default(), &payload)?;
+    }
+    Ok(metadata)
 }
 
 /// What [`convert`] would do, from headers and configuration alone; nothing of the weights is read and nothing
@@ -274,6 +327,7 @@ fn empty_report(plan: &Plan<'_>, options: &Options) -> Report {
         convention: plan.convention.map(Convention::name),
         peak_memory_bytes: 0,
         notes: plan.notes.iter().cloned().chain(calibration_note(options)).collect(),
+        quality: BTreeMap::new(),
         seconds: 0.0,
     }
 }

@@ -1,4 +1,4 @@
-//! From source rows to an output payload: decode, reorder, adjust, encode, in parallel over rows.
+//! From source rows to an output payload: the rows' values, encoded, in parallel over rows.
 //!
 //! Codes and scales that the output can hold are moved instead of encoded. Either way the payload is decoded again
 //! and compared with the source's values: that is the proof of exactness, or the measure of the loss.
@@ -6,8 +6,9 @@
 use basert_quant::{Encoding, QuantError};
 
 use crate::ConvertError;
-use crate::recipe::{Inventory, Op, Part, Recipe, RegionsMut, SourceTensor};
+use crate::recipe::{Inventory, Recipe, RegionsMut};
 use crate::storage::Stored;
+use crate::values::{RowReader, each_run, encode_error};
 
 /// Elements a thread converts at a time: large enough to amortise the bookkeeping, small enough to stay in
 /// cache.
@@ -132,8 +133,8 @@ struct Worker<'a> {
     stored: &'a Stored,
     recipe: &'a Recipe,
     encoding: Encoding,
+    reader: RowReader<'a>,
     values: Vec<f32>,
-    row: Vec<f32>,
     encoded: Vec<u8>,
     decoded: Vec<f32>,
     bytes: Vec<u8>,
@@ -146,8 +147,8 @@ impl<'a> Worker<'a> {
             stored,
             recipe: &stored.recipe,
             encoding: stored.planned.encoding,
+            reader: RowReader::new(inventory, &stored.recipe),
             values: Vec::new(),
-            row: Vec::new(),
             encoded: Vec::new(),
             decoded: Vec::new(),
             bytes: Vec::new(),
@@ -159,17 +160,7 @@ impl<'a> Worker<'a> {
         for chunk in chunks {
             let first = chunk.row * self.recipe.width;
             self.values.resize(chunk.rows * self.recipe.width, 0.0);
-            self.decode(chunk.row)?;
-            if let Some(columns) = self.recipe.columns {
-                for row in self.values.chunks_exact_mut(self.recipe.width) {
-                    self.row.clear();
-                    self.row.extend_from_slice(row);
-                    for (index, value) in row.iter_mut().enumerate() {
-                        *value = self.row[columns.source(index)];
-                    }
-                }
-            }
-            self.adjust(first)?;
+            self.reader.read(chunk.row, &mut self.values)?;
             self.encoded.clear();
             if self.stored.repacked {
                 self.repack(chunk.row, chunk.rows)
@@ -249,72 +240,6 @@ impl<'a> Worker<'a> {
             }),
         }
     }
-
-    /// Fills `values` with output rows from `row` on, before any column order or element-wise operation.
-    fn decode(&mut self, row: usize) -> Result<(), ConvertError> {
-        let (recipe, inventory) = (self.recipe, self.inventory);
-        let width = recipe.width;
-        let rows = self.values.len() / width.max(1);
-        let mut rest = &mut self.values[..];
-        each_run(recipe, row, rows, |part, source_row, count| {
-            let (head, tail) = std::mem::take(&mut rest).split_at_mut(count * width);
-            rest = tail;
-            inventory.tensor(part.tensor).decode_rows(part.first_row + source_row, width, head)
-        })
-        .map_err(|cause| encode_error(inventory, recipe, cause))
-    }
-
-    /// Applies the element-wise operation; `first` is the flat index of the first value.
-    fn adjust(&mut self, first: usize) -> Result<(), ConvertError> {
-        match self.recipe.op {
-            Op::Keep => {}
-            Op::AddOne => self.values.iter_mut().for_each(|value| *value += 1.0),
-            Op::LogOfNegative => {
-                for (index, value) in self.values.iter_mut().enumerate() {
-                    if !(*value < 0.0 && value.is_finite()) {
-                        let tensor = first_tensor(self.inventory, self.recipe);
-                        return Err(ConvertError::Decay {
-                            path: tensor.map_or_else(|| self.inventory.path(), |t| t.file).to_owned(),
-                            tensor: tensor.map_or_else(String::new, |t| t.name.to_owned()),
-                            index: first + index,
-                            value: *value,
-                        });
-                    }
-                    // In f64 and rounded once, so that -exp(A_log) gives the source's value to the last bits.
-                    *value = (-f64::from(*value)).ln() as f32;
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Calls `act` with part, source row in its range and number of rows, for `rows` output rows from `row` on in runs of
-/// consecutive source rows.
-fn each_run(
-    recipe: &Recipe,
-    row: usize,
-    rows: usize,
-    mut act: impl FnMut(&Part, usize, usize) -> Result<(), QuantError>,
-) -> Result<(), QuantError> {
-    let (mut skip, mut left) = (row, rows);
-    for part in &recipe.parts {
-        if skip >= part.rows {
-            skip -= part.rows;
-            continue;
-        }
-        while skip < part.rows && left > 0 {
-            let run = part.order.run(skip, (part.rows - skip).min(left));
-            act(part, part.order.source(skip), run)?;
-            skip += run;
-            left -= run;
-        }
-        skip = 0;
-        if left == 0 {
-            break;
-        }
-    }
-    Ok(())
 }
 
 /// Makes chunk-relative element indices those of the whole tensor.
@@ -329,15 +254,6 @@ fn shifted(cause: QuantError, first: usize) -> QuantError {
         }
         other => other,
     }
-}
-
-fn encode_error(inventory: &Inventory<'_>, recipe: &Recipe, cause: QuantError) -> ConvertError {
-    let path = first_tensor(inventory, recipe).map_or_else(|| inventory.path(), |tensor| tensor.file);
-    ConvertError::Encode { path: path.to_owned(), tensor: recipe.name.clone(), cause }
-}
-
-fn first_tensor<'i, 'a>(inventory: &'i Inventory<'a>, recipe: &Recipe) -> Option<&'i SourceTensor<'a>> {
-    recipe.parts.first().map(|part| inventory.tensor(part.tensor))
 }
 
 fn too_large(elements: usize) -> QuantError {

@@ -155,6 +155,14 @@ pub enum ConvertError {
         /// Canonical names.
         names: Vec<String>,
     },
+    /// The converted model did not pass its self-check.
+    #[error("{}: the converted model does not pass its self-check: {cause}", path.display())]
+    SelfCheck {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What the check says.
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A tensor that should have come out exactly did not.
     #[error("{}: tensor {}: element {index} is {found:e} after conversion, expected {expected:e}", path.display(), shown(tensor))]
     NotExact {
@@ -274,6 +282,9 @@ impl ConvertError {
             ConvertError::NotCovered { .. } => {
                 Some("add a rule for them; a last rule with pattern ** covers all that is left")
             }
+            ConvertError::SelfCheck { .. } => Some(
+                "run the checkpoint in the program that wrote it; if it is sound there, please report this; --no-check converts it unchecked",
+            ),
             ConvertError::NotExact { .. } => {
                 Some("the type that was chosen does not hold this value; --target f32 does")
             }

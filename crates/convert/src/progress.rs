@@ -12,7 +12,10 @@ pub trait Progress {
         let _ = (name, bytes);
     }
 
-    /// All tensors are written.
+    /// All tensors are written and are about to be tried.
+    fn check(&mut self) {}
+
+    /// The output is complete.
     fn finish(&mut self) {}
 }
 

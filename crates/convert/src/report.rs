@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::error::shown;
 
@@ -146,6 +147,8 @@ pub struct Report {
     pub peak_memory_bytes: u64,
     /// Anything else worth knowing.
     pub notes: Vec<String>,
+    /// What the self-check found, by metadata key; empty without one.
+    pub quality: BTreeMap<String, Value>,
     /// Wall time in seconds.
     pub seconds: f64,
 }

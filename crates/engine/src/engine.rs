@@ -11,13 +11,14 @@ use crate::cache::{CacheSizes, Caches, LayerCache, SequenceId};
 use crate::forward::{Context, Span};
 use crate::plan::{MemoryPlan, available_memory};
 use crate::rope::Frequencies;
+use crate::tensor::{Decoding, Tensors, decoded_because};
 use crate::weights::Weights;
 use crate::workspace::Workspace;
 
 /// Context of a model that declares none, in tokens.
 const DEFAULT_CONTEXT: usize = 4096;
 /// Pages hold whole attention tiles of this many positions.
-const TILE: usize = 32;
+pub(crate) const TILE: usize = 32;
 /// Bounds of options, far above any use, that keep sizes inside 64 bits.
 const MAX_CONTEXT: usize = 1 << 31;
 const MAX_SEQUENCES: usize = 1 << 12;
@@ -60,6 +61,9 @@ pub struct Options {
     pub logit_rows: usize,
     /// Decode quantised matrices to f32 at load, to measure what integer activations cost.
     pub dequantize: bool,
+    /// Hold as little as possible, for one pass over a few tokens: what has to be decoded is decoded block by block at
+    /// every use, and the map's pages are given back after every layer. Changes no result.
+    pub lean: bool,
 }
 
 impl Default for Options {
@@ -74,6 +78,7 @@ impl Default for Options {
             step_tokens: 512,
             logit_rows: 1,
             dequantize: false,
+            lean: false,
         }
     }
 }
@@ -171,7 +176,9 @@ impl Engine {
     pub fn load(file: BaseFile, options: &Options) -> Result<Engine, EngineError> {
         refuse_unrunnable(&file)?;
         let spec = model_spec(&file)?;
-        let (weights, bound) = Weights::bind(&file, &spec, options.dequantize)?;
+        let decoding =
+            Decoding { all: options.dequantize, hold: !options.lean && decoded_fit(&file, options) };
+        let (weights, bound) = Weights::bind(Tensors::File(&file), &spec, decoding)?;
         refuse_double_shifted_norms(&file, &spec, &weights)?;
         let isa = match options.isa {
             Some(isa) => isa,
@@ -298,8 +305,10 @@ impl Engine {
         for span in &self.spans {
             self.caches.reserve(span.sequence, span.len)?;
         }
-        let Engine { cpu, file, spec, weights, rope, caches, work, tokens, spans, .. } = self;
-        let context = Context { cpu, file, spec, weights, rope: rope.as_ref() };
+        let Engine { cpu, file, spec, weights, rope, caches, work, tokens, spans, options, .. } = self;
+        let tensors = Tensors::File(file);
+        let context =
+            Context { cpu, tensors, spec, weights, rope: rope.as_ref(), lean: options.lean, watch: None };
         context.layers(tokens, spans, caches, work)?;
         let wanted = runs.iter().zip(spans.iter()).flat_map(|(run, span)| {
             let skip = match run.logits {
@@ -366,6 +375,18 @@ fn model_spec(file: &BaseFile) -> Result<ModelSpec, EngineError> {
     Ok(spec)
 }
 
+/// Whether the matrices that have to be decoded to f32 fit into half of the free memory.
+fn decoded_fit(file: &BaseFile, options: &Options) -> bool {
+    let bytes = file.tensors().map(|tensor| {
+        let cols = tensor.shape.last().map_or(1, |&cols| cols as usize);
+        let elements: u64 = tensor.shape.iter().product();
+        let decoded = decoded_because(tensor.encoding, cols, options.dequantize).is_some();
+        if decoded { elements.saturating_mul(size_of::<f32>() as u64) } else { 0 }
+    });
+    let bytes = bytes.fold(0, u64::saturating_add);
+    bytes == 0 || available_memory().is_none_or(|free| bytes <= free / 2)
+}
+
 /// Files that need more than this engine does, or that hold too little to be run.
 fn refuse_unrunnable(file: &BaseFile) -> Result<(), EngineError> {
     let refuse = |reason: String| Err(EngineError::Refused { path: file.path().to_path_buf(), reason });
@@ -410,7 +431,7 @@ fn refuse_double_shifted_norms(
 }
 
 /// The one rotary embedding that the attention layers share.
-fn frequencies(spec: &ModelSpec, weights: &Weights) -> Option<Frequencies> {
+pub(crate) fn frequencies(spec: &ModelSpec, weights: &Weights) -> Option<Frequencies> {
     spec.layers.iter().find_map(|layer| match &layer.mixer {
         Mixer::Attention(a) => Some(Frequencies::new(&a.rope, weights.rope_divisors.as_deref())),
         Mixer::GatedDelta(_) => None,

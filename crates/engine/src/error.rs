@@ -53,6 +53,16 @@ pub enum EngineError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A source could not make a tensor's values.
+    #[error("{}: tensor '{name}': {cause}", path.display())]
+    Source {
+        /// The source.
+        path: PathBuf,
+        /// Canonical tensor name.
+        name: String,
+        /// What the source says.
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The file is known to hold weights that would run but answer nonsense.
     #[error("{}: {reason}", path.display())]
     Refused {

@@ -4,13 +4,15 @@
 //! run by run, because they read that sequence's cache. Nothing here depends on how many tokens or runs
 //! there are, so a token's result does not either.
 
-use basert_format::BaseFile;
-use basert_kernels::{Cpu, DeltaShape, LinearJob, Matrix, Pairing, route};
+use std::ops::Range;
+
+use basert_kernels::{Cpu, DeltaShape, LinearJob, Pairing, Scratch, route};
 use basert_model::{Attention, Ffn, GatedDelta, LayerSpec, Mixer, ModelSpec, Moe, RopePairing};
 
 use crate::EngineError;
 use crate::cache::{Caches, LayerCache, SequenceId};
 use crate::rope::Frequencies;
+use crate::tensor::{Rows, Tensors};
 use crate::weights::{
     AttentionWeights, DeltaWeights, DenseWeights, FfnWeights, LayerWeights, MixerWeights, MoeWeights, Weights,
 };
@@ -37,14 +39,40 @@ impl Span {
 /// What the forward pass reads and does not change.
 pub(crate) struct Context<'a> {
     pub cpu: &'a Cpu,
-    pub file: &'a BaseFile,
+    pub tensors: Tensors<'a>,
     pub spec: &'a ModelSpec,
     pub weights: &'a Weights,
     pub rope: Option<&'a Frequencies>,
+    /// Give mapped pages back after every layer.
+    pub lean: bool,
+    /// Sees the input of every linear layer.
+    pub watch: Option<&'a Watch<'a>>,
 }
 
-/// One SwiGLU block's matrices.
-type Swiglu<'a> = [Matrix<'a>; 3];
+/// Called with the input of every linear layer before it runs.
+pub type Watch<'a> = dyn Fn(&LinearInput<'_>) + 'a;
+
+/// What a linear layer is about to read.
+#[derive(Clone, Debug)]
+pub struct LinearInput<'a> {
+    /// Canonical name of the weight.
+    pub weight: &'a str,
+    /// Rows of the weight that take part: all of them, or one expert's of a stack.
+    pub rows: Range<usize>,
+    /// Activations `[tokens, cols]`.
+    pub x: &'a [f32],
+    /// Inputs of the layer.
+    pub cols: usize,
+}
+
+/// A linear layer: `out = x·wᵀ`, `out` `[tokens, rows of w]`.
+struct Job<'a> {
+    w: Rows<'a>,
+    out: &'a mut [f32],
+}
+
+/// One SwiGLU block's matrices: gate, up, down.
+type Swiglu<'a> = [Rows<'a>; 3];
 
 impl Context<'_> {
     /// Runs `tokens` through all layers; leaves the residual stream in `work.x` `[tokens, hidden]`.
@@ -57,7 +85,7 @@ impl Context<'_> {
     ) -> Result<(), EngineError> {
         let n = tokens.len() * self.spec.hidden;
         self.fill_rope(spans, work);
-        self.cpu.embed(self.weights.embed.matrix(self.file)?, tokens, &mut work.x[..n]);
+        self.embed(tokens, &mut work.x[..n])?;
         for (i, (layer, weights)) in self.spec.layers.iter().zip(&self.weights.layers).enumerate() {
             self.norm(&weights.input_norm, tokens.len(), work);
             self.mixer(layer, weights, caches.layers[i], spans, caches, work)?;
@@ -65,6 +93,9 @@ impl Context<'_> {
             self.norm(&weights.post_norm, tokens.len(), work);
             self.ffn(layer, weights, tokens.len(), work)?;
             self.cpu.add(&mut work.x[..n], &work.out[..n]);
+            if self.lean {
+                self.tensors.release_pages();
+            }
         }
         Ok(())
     }
@@ -88,10 +119,58 @@ impl Context<'_> {
         let Workspace { last, last_normed, logits, scratch, .. } = work;
         let normed = &mut last_normed[..count * hidden];
         self.cpu.rms_norm(&last[..count * hidden], &self.weights.final_norm, self.spec.norm_eps, normed);
-        let head = self.weights.head.as_ref().unwrap_or(&self.weights.embed).matrix(self.file)?;
         let out = &mut logits[..count * self.spec.vocab];
-        self.cpu.linear(scratch, normed, &mut [LinearJob { w: head, out }]);
+        self.linear(scratch, normed, [Job { w: self.weights.output().all(), out }])?;
         Ok(count)
+    }
+
+    fn embed(&self, tokens: &[u32], out: &mut [f32]) -> Result<(), EngineError> {
+        let table = &self.weights.embed;
+        if table.is_streamed() {
+            return table.stream_rows(self.tensors, tokens, out);
+        }
+        self.cpu.embed(table.resident(self.tensors), tokens, out);
+        Ok(())
+    }
+
+    /// Linear layers that read the same `x` `[tokens, cols]`.
+    fn linear<const N: usize>(
+        &self,
+        scratch: &mut Scratch,
+        x: &[f32],
+        jobs: [Job<'_>; N],
+    ) -> Result<(), EngineError> {
+        if let Some(watch) = self.watch {
+            for Job { w, .. } in &jobs {
+                let (rows, cols) = (w.range.clone(), w.weight.cols());
+                watch(&LinearInput { weight: w.weight.name(), rows, x, cols });
+            }
+        }
+        if jobs.iter().any(|job| job.w.weight.is_streamed()) {
+            return jobs.into_iter().try_for_each(|job| self.linear_alone(scratch, x, job));
+        }
+        let mut jobs = jobs.map(|Job { w, out }| LinearJob { w: w.resident(self.tensors), out });
+        self.cpu.linear(scratch, x, &mut jobs);
+        Ok(())
+    }
+
+    /// One linear layer; a streamed one block of rows after block of rows.
+    fn linear_alone(&self, scratch: &mut Scratch, x: &[f32], job: Job<'_>) -> Result<(), EngineError> {
+        let Job { w, out } = job;
+        if !w.weight.is_streamed() {
+            self.cpu.linear(scratch, x, &mut [LinearJob { w: w.resident(self.tensors), out }]);
+            return Ok(());
+        }
+        let (width, tokens) = (w.len(), x.len() / w.weight.cols());
+        let mut part = Vec::new();
+        w.stream(self.tensors, self.cpu.threads(), |first, block| {
+            part.resize(tokens * block.rows, 0.0);
+            self.cpu.linear(scratch, x, &mut [LinearJob { w: block, out: &mut part }]);
+            for (out, part) in out.chunks_exact_mut(width).zip(part.chunks_exact(block.rows)) {
+                out[first..first + block.rows].copy_from_slice(part);
+            }
+            Ok(())
+        })
     }
 
     fn fill_rope(&self, spans: &[Span], work: &mut Workspace) {
@@ -140,27 +219,54 @@ impl Context<'_> {
     ) -> Result<(), EngineError> {
         let tokens: usize = spans.iter().map(|s| s.len).sum();
         let (inner, kv_width) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
-        let Workspace { h, projected, inner: q, gate, k, v, mixed, out, cos, sin, scratch, .. } = work;
-        let q = &mut q[..tokens * inner];
-        let k = &mut k[..tokens * kv_width];
-        let v = &mut v[..tokens * kv_width];
-        let gate = if a.output_gate { &mut gate[..tokens * inner] } else { &mut [] };
-        let h = &h[..tokens * self.spec.hidden];
+        self.queries_keys_values(a, w, tokens, work)?;
+        let Workspace { inner: q, gate, k, v, mixed, out, scratch, .. } = work;
+        let mixed = &mut mixed[..tokens * inner];
+        let scale = 1.0 / (a.head_dim as f32).sqrt();
+        for span in spans {
+            let (sequence, layers) = caches.parts(span.sequence)?;
+            let layer = &mut layers[kv];
+            let (rows, kv_rows) = (span.of(inner), span.of(kv_width));
+            let (geometry, pages, first) = (&layer.geometry, &sequence.pages, span.position);
+            let (k, v) = (&k[kv_rows.clone()], &v[kv_rows]);
+            self.cpu.store_kv(geometry, &mut layer.k, &mut layer.v, pages, first, k, v);
+            let (q, mixed) = (&q[rows.clone()], &mut mixed[rows]);
+            self.cpu.attention(geometry, &layer.k, &layer.v, pages, first, q, a.heads, scale, mixed);
+        }
+        if a.output_gate {
+            self.cpu.sigmoid_mul(mixed, &gate[..tokens * inner]);
+        }
+        let out = &mut out[..tokens * self.spec.hidden];
+        self.linear(scratch, mixed, [Job { w: w.o.all(), out }])
+    }
 
-        let q_out = if a.output_gate { &mut projected[..2 * tokens * inner] } else { &mut *q };
-        let jobs = &mut [
-            LinearJob { w: w.q.matrix(self.file)?, out: &mut *q_out },
-            LinearJob { w: w.k.matrix(self.file)?, out: k },
-            LinearJob { w: w.v.matrix(self.file)?, out: v },
+    /// Queries (and their gate), keys and values of `work.h`: projected, normed, rotated.
+    fn queries_keys_values(
+        &self,
+        a: &Attention,
+        w: &AttentionWeights,
+        tokens: usize,
+        work: &mut Workspace,
+    ) -> Result<(), EngineError> {
+        let inner = tokens * a.heads * a.head_dim;
+        let Workspace { h, projected, inner: q, gate, k, v, cos, sin, scratch, .. } = work;
+        let q = &mut q[..inner];
+        let k = &mut k[..tokens * a.kv_heads * a.head_dim];
+        let v = &mut v[..tokens * a.kv_heads * a.head_dim];
+        let q_out = if a.output_gate { &mut projected[..2 * inner] } else { &mut *q };
+        let jobs = [
+            Job { w: w.q.all(), out: &mut *q_out },
+            Job { w: w.k.all(), out: &mut *k },
+            Job { w: w.v.all(), out: &mut *v },
         ];
-        self.cpu.linear(scratch, h, jobs);
+        self.linear(scratch, &h[..tokens * self.spec.hidden], jobs)?;
         if let Some(bias) = &w.bias {
             add_bias(q_out, &bias[0]);
             add_bias(k, &bias[1]);
             add_bias(v, &bias[2]);
         }
         if a.output_gate {
-            split_gate(&projected[..2 * tokens * inner], a.head_dim, q, gate);
+            split_gate(&projected[..2 * inner], a.head_dim, q, &mut gate[..inner]);
         }
         if let Some([q_gain, k_gain]) = &w.qk_norm {
             self.cpu.rms_norm_inplace(q, q_gain, self.spec.norm_eps);
@@ -173,40 +279,6 @@ impl Context<'_> {
         };
         self.cpu.rope(q, a.heads, a.head_dim, &cos[..pairs], &sin[..pairs], pairing);
         self.cpu.rope(k, a.kv_heads, a.head_dim, &cos[..pairs], &sin[..pairs], pairing);
-
-        let mixed = &mut mixed[..tokens * inner];
-        let scale = 1.0 / (a.head_dim as f32).sqrt();
-        for span in spans {
-            let (sequence, layers) = caches.parts(span.sequence)?;
-            let layer = &mut layers[kv];
-            let (rows, kv_rows) = (span.of(inner), span.of(kv_width));
-            let geometry = &layer.geometry;
-            self.cpu.store_kv(
-                geometry,
-                &mut layer.k,
-                &mut layer.v,
-                &sequence.pages,
-                span.position,
-                &k[kv_rows.clone()],
-                &v[kv_rows],
-            );
-            self.cpu.attention(
-                geometry,
-                &layer.k,
-                &layer.v,
-                &sequence.pages,
-                span.position,
-                &q[rows.clone()],
-                a.heads,
-                scale,
-                &mut mixed[rows],
-            );
-        }
-        if a.output_gate {
-            self.cpu.sigmoid_mul(mixed, gate);
-        }
-        let out = &mut out[..tokens * self.spec.hidden];
-        self.cpu.linear(scratch, mixed, &mut [LinearJob { w: w.o.matrix(self.file)?, out }]);
         Ok(())
     }
 
@@ -227,13 +299,13 @@ impl Context<'_> {
         let z = &mut z[..tokens * width];
         let alpha = &mut alpha[..tokens * d.value_heads];
         let beta = &mut beta[..tokens * d.value_heads];
-        let jobs = &mut [
-            LinearJob { w: w.qkv.matrix(self.file)?, out: &mut *qkv },
-            LinearJob { w: w.z.matrix(self.file)?, out: &mut *z },
-            LinearJob { w: w.a.matrix(self.file)?, out: &mut *alpha },
-            LinearJob { w: w.b.matrix(self.file)?, out: &mut *beta },
+        let jobs = [
+            Job { w: w.qkv.all(), out: &mut *qkv },
+            Job { w: w.z.all(), out: &mut *z },
+            Job { w: w.a.all(), out: &mut *alpha },
+            Job { w: w.b.all(), out: &mut *beta },
         ];
-        self.cpu.linear(scratch, &h[..tokens * self.spec.hidden], jobs);
+        self.linear(scratch, &h[..tokens * self.spec.hidden], jobs)?;
 
         let shape = DeltaShape {
             key_heads: d.key_heads,
@@ -263,8 +335,7 @@ impl Context<'_> {
         }
         self.cpu.gated_rms_norm(mixed, &w.norm, z, self.spec.norm_eps);
         let out = &mut out[..tokens * self.spec.hidden];
-        self.cpu.linear(scratch, mixed, &mut [LinearJob { w: w.out.matrix(self.file)?, out }]);
-        Ok(())
+        self.linear(scratch, mixed, [Job { w: w.out.all(), out }])
     }
 
     fn ffn(
@@ -277,18 +348,12 @@ impl Context<'_> {
         let n = tokens * self.spec.hidden;
         match (&layer.ffn, &weights.ffn) {
             (Ffn::Dense { .. }, FfnWeights::Dense(w)) => {
-                let block = self.dense(w)?;
                 let Workspace { h, ffn_gate, ffn_up, out, scratch, .. } = work;
-                self.swiglu(block, &h[..n], ffn_gate, ffn_up, scratch, &mut out[..n]);
-                Ok(())
+                self.swiglu(dense(w), &h[..n], ffn_gate, ffn_up, scratch, &mut out[..n])
             }
             (Ffn::Moe(moe), FfnWeights::Moe(w)) => self.moe(moe, w, tokens, work),
             _ => unreachable!("weights are built from the same layer list"),
         }
-    }
-
-    fn dense<'a>(&'a self, w: &'a DenseWeights) -> Result<Swiglu<'a>, EngineError> {
-        Ok([w.gate.matrix(self.file)?, w.up.matrix(self.file)?, w.down.matrix(self.file)?])
     }
 
     /// `down(silu(gate(x)) · up(x))`, `x` and `out` `[tokens, hidden]`.
@@ -298,15 +363,15 @@ impl Context<'_> {
         x: &[f32],
         gate: &mut [f32],
         up: &mut [f32],
-        scratch: &mut basert_kernels::Scratch,
+        scratch: &mut Scratch,
         out: &mut [f32],
-    ) {
-        let width = x.len() / gate_w.cols * gate_w.rows;
+    ) -> Result<(), EngineError> {
+        let width = x.len() / self.spec.hidden * gate_w.len();
         let (gate, up) = (&mut gate[..width], &mut up[..width]);
-        let jobs = &mut [LinearJob { w: gate_w, out: &mut *gate }, LinearJob { w: up_w, out: &mut *up }];
-        self.cpu.linear(scratch, x, jobs);
+        let jobs = [Job { w: gate_w, out: &mut *gate }, Job { w: up_w, out: &mut *up }];
+        self.linear(scratch, x, jobs)?;
         self.cpu.silu_mul_inplace(gate, up);
-        self.cpu.linear(scratch, gate, &mut [LinearJob { w: down_w, out }]);
+        self.linear(scratch, gate, [Job { w: down_w, out }])
     }
 
     /// Routed experts in ascending order, then the shared expert.
@@ -320,9 +385,9 @@ impl Context<'_> {
             for (row, r) in gathered.chunks_exact_mut(hidden).zip(group) {
                 row.copy_from_slice(&h[r.token as usize * hidden..][..hidden]);
             }
-            let block = w.expert(self.file, moe, group[0].expert as usize)?;
+            let block = w.expert(moe, group[0].expert as usize);
             let result = &mut expert_out[..group.len() * hidden];
-            self.swiglu(block, &gathered[..group.len() * hidden], ffn_gate, ffn_up, scratch, result);
+            self.swiglu(block, &gathered[..group.len() * hidden], ffn_gate, ffn_up, scratch, result)?;
             for (row, r) in result.chunks_exact(hidden).zip(group) {
                 self.cpu.add_scaled(&mut out[r.token as usize * hidden..][..hidden], r.weight, row);
             }
@@ -330,10 +395,9 @@ impl Context<'_> {
         if let Some((shared, shared_gate)) = &w.shared {
             let h = &h[..tokens * hidden];
             let result = &mut expert_out[..tokens * hidden];
-            self.swiglu(self.dense(shared)?, h, ffn_gate, ffn_up, scratch, result);
+            self.swiglu(dense(shared), h, ffn_gate, ffn_up, scratch, result)?;
             let gate = &mut router[..tokens];
-            let job = LinearJob { w: shared_gate.matrix(self.file)?, out: &mut *gate };
-            self.cpu.linear(scratch, h, &mut [job]);
+            self.linear(scratch, h, [Job { w: shared_gate.all(), out: &mut *gate }])?;
             self.cpu.sigmoid_scale_rows(result, gate);
             self.cpu.add(out, result);
         }
@@ -350,8 +414,8 @@ impl Context<'_> {
     ) -> Result<(), EngineError> {
         let Workspace { h, router, routes, selected, scratch, .. } = work;
         let logits = &mut router[..tokens * moe.experts];
-        let job = LinearJob { w: w.router.matrix(self.file)?, out: &mut *logits };
-        self.cpu.linear(scratch, &h[..tokens * self.spec.hidden], &mut [job]);
+        let job = Job { w: w.router.all(), out: &mut *logits };
+        self.linear(scratch, &h[..tokens * self.spec.hidden], [job])?;
         routes.clear();
         let selected = &mut selected[..moe.top_k];
         for (token, logits) in logits.chunks_exact(moe.experts).enumerate() {
@@ -362,6 +426,10 @@ impl Context<'_> {
         routes.sort_unstable_by_key(|r| (r.expert, r.token));
         Ok(())
     }
+}
+
+fn dense(w: &DenseWeights) -> Swiglu<'_> {
+    [w.gate.all(), w.up.all(), w.down.all()]
 }
 
 /// Adds `bias` to every row of `x`.

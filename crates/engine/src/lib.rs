@@ -13,12 +13,17 @@ mod generate;
 mod plan;
 mod rope;
 mod sampler;
+mod stream;
+mod tensor;
 mod weights;
 mod workspace;
 
 pub use cache::SequenceId;
 pub use engine::{Engine, KvTypes, Logits, Options, RecurrentState, Selected, TokenRun, WantLogits};
 pub use error::EngineError;
+pub use forward::{LinearInput, Watch};
 pub use generate::{Event, Finish, GenerateParams, Generation, generate};
 pub use plan::MemoryPlan;
 pub use sampler::{Sampler, SamplingParams, argmax};
+pub use stream::stream;
+pub use tensor::TensorSource;

@@ -1,47 +1,12 @@
-//! A model's weights, bound once to the tensors of a `.base` file.
+//! A model's weights, bound once to the tensors of a `.base` file or of a source.
 //!
-//! Matrices stay in the memory map; vectors (norms, biases, decay) are decoded to f32. A matrix whose
-//! groups straddle rows, or that is stored as GGUF superblocks, is decoded to f32 at load and noted.
+//! Matrices stay in the memory map, or are streamed; vectors (norms, biases, decay) are decoded to f32. A matrix
+//! whose groups straddle rows, or that is stored as GGUF superblocks, is decoded to f32 at load and noted.
 
-use basert_format::{BaseFile, TensorView};
-use basert_kernels::Matrix;
 use basert_model::{Attention, Ffn, GatedDelta, LayerSpec, Mixer, ModelSpec, Moe};
-use basert_quant::{Encoding, FloatDtype};
 
 use crate::EngineError;
-
-/// One weight matrix `[rows, cols]`.
-pub(crate) struct Weight {
-    rows: usize,
-    cols: usize,
-    encoding: Encoding,
-    storage: Storage,
-}
-
-enum Storage {
-    /// Index of the tensor in the file.
-    Mapped(usize),
-    /// Decoded to f32, little-endian.
-    Decoded(Vec<u8>),
-}
-
-impl Weight {
-    /// The matrix for the kernels.
-    pub fn matrix<'a>(&'a self, file: &'a BaseFile) -> Result<Matrix<'a>, EngineError> {
-        let payload = match &self.storage {
-            Storage::Mapped(index) => file.tensor_at(*index).map_or(&[][..], |view| view.data),
-            Storage::Decoded(bytes) => bytes,
-        };
-        Ok(Matrix::new(self.encoding, self.rows, self.cols, payload)?)
-    }
-
-    fn decoded_bytes(&self) -> usize {
-        match &self.storage {
-            Storage::Mapped(_) => 0,
-            Storage::Decoded(bytes) => bytes.len(),
-        }
-    }
-}
+use crate::tensor::{Decoding, Rows, Tensors, Weight};
 
 /// Weights of a softmax attention mixer.
 pub(crate) struct AttentionWeights {
@@ -100,31 +65,25 @@ enum GateUp {
 
 impl MoeWeights {
     /// Gate, up and down of one expert.
-    pub fn expert<'a>(
-        &'a self,
-        file: &'a BaseFile,
-        moe: &Moe,
-        expert: usize,
-    ) -> Result<[Matrix<'a>; 3], EngineError> {
+    pub fn expert(&self, moe: &Moe, expert: usize) -> [Rows<'_>; 3] {
         let width = moe.intermediate;
         let (gate, up) = match &self.gate_up {
             GateUp::Split(gate, up) => {
                 let rows = expert * width..(expert + 1) * width;
-                (gate.matrix(file)?.slice_rows(rows.clone()), up.matrix(file)?.slice_rows(rows))
+                (gate.rows(rows.clone()), up.rows(rows))
             }
             GateUp::Fused(both) => {
-                let both = both.matrix(file)?;
                 let start = 2 * expert * width;
-                (both.slice_rows(start..start + width), both.slice_rows(start + width..start + 2 * width))
+                (both.rows(start..start + width), both.rows(start + width..start + 2 * width))
             }
         };
-        let hidden = self.down.rows / moe.experts;
-        Ok([gate, up, self.down.matrix(file)?.slice_rows(expert * hidden..(expert + 1) * hidden)])
+        let hidden = self.down.row_count() / moe.experts;
+        [gate, up, self.down.rows(expert * hidden..(expert + 1) * hidden)]
     }
 }
 
 pub(crate) enum FfnWeights {
-    Dense(DenseWeights),
+    Dense(Box<DenseWeights>),
     Moe(Box<MoeWeights>),
 }
 
@@ -156,13 +115,13 @@ pub(crate) struct BindNotes {
 }
 
 impl Weights {
-    /// Binds every tensor that the model needs. With `dequantize`, quantised matrices are decoded to f32.
+    /// Binds every tensor that the model needs.
     pub fn bind(
-        file: &BaseFile,
+        tensors: Tensors<'_>,
         spec: &ModelSpec,
-        dequantize: bool,
+        decoding: Decoding,
     ) -> Result<(Weights, BindNotes), EngineError> {
-        let mut binder = Binder { file, dequantize, notes: BindNotes::default() };
+        let mut binder = Binder { tensors, decoding, notes: BindNotes::default() };
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| binder.layer(i, layer, spec.hidden));
         let layers = layers.collect::<Result<_, _>>()?;
         let weights = Weights {
@@ -177,74 +136,34 @@ impl Weights {
         };
         Ok((weights, binder.notes))
     }
+
+    /// The matrix of the output head.
+    pub fn output(&self) -> &Weight {
+        self.head.as_ref().unwrap_or(&self.embed)
+    }
 }
 
-/// Looks tensors up by canonical name, checks shapes and decides how each is held.
+/// Binds tensors by canonical name and notes how.
 struct Binder<'a> {
-    file: &'a BaseFile,
-    dequantize: bool,
+    tensors: Tensors<'a>,
+    decoding: Decoding,
     notes: BindNotes,
 }
 
-impl<'a> Binder<'a> {
-    fn view(&self, name: &str, shape: &[usize]) -> Result<(usize, TensorView<'a>), EngineError> {
-        let found = self.file.tensor_index(name).and_then(|index| Some((index, self.file.tensor_at(index)?)));
-        let (index, view) = found.ok_or_else(|| EngineError::MissingTensor {
-            path: self.file.path().to_path_buf(),
-            name: name.to_owned(),
-        })?;
-        if !view.shape.iter().map(|&d| d as usize).eq(shape.iter().copied()) {
-            return Err(EngineError::Shape {
-                path: self.file.path().to_path_buf(),
-                name: name.to_owned(),
-                found: view.shape.to_vec(),
-                expected: shape.to_vec(),
-            });
-        }
-        Ok((index, view))
-    }
-
+impl Binder<'_> {
     /// A vector or small tensor as f32.
     fn vector(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
-        let (_, view) = self.view(name, shape)?;
-        self.decode(name, &view, shape.iter().product())
-    }
-
-    fn decode(&self, name: &str, view: &TensorView<'_>, elements: usize) -> Result<Vec<f32>, EngineError> {
-        let mut values = vec![0.0; elements];
-        view.encoding
-            .decode(view.data, elements, 0, &mut values)
-            .map_err(|e| self.bad(name, e.to_string()))?;
-        Ok(values)
-    }
-
-    fn bad(&self, name: &str, reason: String) -> EngineError {
-        EngineError::Tensor { path: self.file.path().to_path_buf(), name: name.to_owned(), reason }
+        self.tensors.vector(name, shape)
     }
 
     /// A matrix; leading dimensions of a stack are folded into the rows.
     fn matrix(&mut self, name: &str, shape: &[usize]) -> Result<Weight, EngineError> {
-        let (index, view) = self.view(name, shape)?;
-        let cols = shape.last().copied().unwrap_or(1);
-        let rows = shape[..shape.len() - 1].iter().product();
-        let reason = match view.encoding {
-            Encoding::Float(_) => None,
-            _ if self.dequantize => Some("as asked"),
-            Encoding::Affine { group, .. } if cols % group != 0 => Some("its groups straddle rows"),
-            Encoding::Super(_) => Some("GGUF superblocks have no integer kernel yet"),
-            _ => None,
-        };
-        let Some(reason) = reason else {
-            let weight = Weight { rows, cols, encoding: view.encoding, storage: Storage::Mapped(index) };
-            weight.matrix(self.file).map_err(|e| self.bad(name, e.to_string()))?;
-            return Ok(weight);
-        };
-        let values = self.decode(name, &view, rows * cols)?;
-        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        self.notes.notes.push(format!("'{name}' is decoded to f32: {reason}"));
-        let encoding = Encoding::Float(FloatDtype::F32);
-        let weight = Weight { rows, cols, encoding, storage: Storage::Decoded(bytes) };
-        self.notes.decoded_bytes += weight.decoded_bytes();
+        let (weight, reason) = self.tensors.matrix(name, shape, self.decoding)?;
+        if let Some(reason) = reason {
+            let when = if self.decoding.hold { "" } else { " at every use" };
+            self.notes.notes.push(format!("'{name}' is decoded to f32{when}: {reason}"));
+            self.notes.decoded_bytes += weight.decoded_bytes();
+        }
         Ok(weight)
     }
 
@@ -258,9 +177,11 @@ impl<'a> Binder<'a> {
             },
             post_norm: self.vector(&format!("{prefix}post_attn_norm.weight"), &[hidden])?,
             ffn: match &layer.ffn {
-                Ffn::Dense { intermediate } => {
-                    FfnWeights::Dense(self.dense(&format!("{prefix}mlp."), *intermediate, hidden)?)
-                }
+                Ffn::Dense { intermediate } => FfnWeights::Dense(Box::new(self.dense(
+                    &format!("{prefix}mlp."),
+                    *intermediate,
+                    hidden,
+                )?)),
                 Ffn::Moe(moe) => FfnWeights::Moe(Box::new(self.moe(&prefix, moe, hidden)?)),
             },
         })
@@ -332,7 +253,7 @@ impl<'a> Binder<'a> {
     fn moe(&mut self, prefix: &str, moe: &Moe, hidden: usize) -> Result<MoeWeights, EngineError> {
         let (experts, width) = (moe.experts, moe.intermediate);
         let fused = format!("{prefix}ffn_gate_up_exps.weight");
-        let gate_up = if self.file.tensor_index(&fused).is_some() {
+        let gate_up = if self.tensors.has(&fused) {
             GateUp::Fused(self.matrix(&fused, &[experts, 2 * width, hidden])?)
         } else {
             GateUp::Split(
@@ -361,8 +282,8 @@ impl<'a> Binder<'a> {
             Mixer::Attention(a) => Some(a.rope.dims / 2),
             Mixer::GatedDelta(_) => None,
         });
-        match (self.file.tensor_index(NAME), pairs) {
-            (Some(_), Some(pairs)) => self.vector(NAME, &[pairs]).map(Some),
+        match (self.tensors.has(NAME), pairs) {
+            (true, Some(pairs)) => self.vector(NAME, &[pairs]).map(Some),
             _ => Ok(None),
         }
     }

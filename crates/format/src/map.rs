@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::path::Path;
 
 /// A whole file, mapped read-only. Dereferences to its bytes.
@@ -31,6 +31,24 @@ impl FileMap {
         // documented assumption above, shared by every reader of mapped weights.
         let map = unsafe { memmap2::Mmap::map(&file) }?;
         Ok(FileMap { map })
+    }
+
+    /// Takes the pages of a range out of this process's memory; the next use reads them again. A reader of a large file
+    /// that is done with a part stays small this way. Only a hint: where the system has none, or refuses, nothing happens.
+    pub fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        {
+            let (start, end) = (range.start.min(self.map.len()), range.end.min(self.map.len()));
+            // SAFETY: the map is read-only and backed by a file, so a dropped page comes back with the same bytes.
+            let hint = unsafe {
+                let advice = memmap2::UncheckedAdvice::DontNeed;
+                self.map.unchecked_advise_range(advice, start, end.saturating_sub(start))
+            };
+            // A refused hint costs memory, not correctness.
+            drop(hint);
+        }
+        #[cfg(not(unix))]
+        let _ = range;
     }
 }
 

@@ -120,6 +120,11 @@ impl BaseFile {
         Ok(&self.map[slot.range.clone()])
     }
 
+    /// Takes all of the file's pages out of this process's memory; see [`FileMap::release`].
+    pub fn release_pages(&self) {
+        self.map.release(0..self.map.len());
+    }
+
     /// Main tensors and their bytes per dtype; only dtypes that occur, in the order of [`Dtype`].
     pub fn dtype_totals(&self) -> Vec<DtypeTotal> {
         let total = |dtype| {

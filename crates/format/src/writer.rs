@@ -14,8 +14,8 @@ use xxhash_rust::xxh64::xxh64;
 
 use crate::validate::validate;
 use crate::{
-    ComputeRegion, Fault, FormatError, Header, MAGIC, MAX_HEADER_LEN, PREAMBLE_LEN, Residency, SlotFlags,
-    SlotKind, TensorEntry, TensorFlags, VERSION, VERSION_KEY, blob_start, slots,
+    BaseFile, ComputeRegion, Fault, FormatError, Header, MAGIC, MAX_HEADER_LEN, PREAMBLE_LEN, Residency,
+    SlotFlags, SlotKind, TensorEntry, TensorFlags, VERSION, VERSION_KEY, blob_start, slots,
 };
 
 /// Bytes reserved beyond the planned header, for what only `finish` can add.
@@ -111,6 +111,20 @@ impl BaseWriter {
         self.append_at(start, payload)?;
         self.written += 1;
         Ok(())
+    }
+
+    /// Opens what is written so far as a file of its own, once all tensors are there: to try them before anything is
+    /// published. The view stays valid while more is written.
+    ///
+    /// # Errors
+    /// If tensors or the header are not valid, or writing or mapping fails.
+    pub fn preview(&mut self) -> Result<BaseFile, FormatError> {
+        self.check_complete()?;
+        let front = self.front().map_err(|fault| self.error(fault))?;
+        let file = self.temp.as_file_mut();
+        let written = file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&front));
+        written.map_err(|cause| self.io("write it", cause))?;
+        BaseFile::open(self.temp.path())
     }
 
     /// Appends a slot, once all tensors are written.
