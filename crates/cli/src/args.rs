@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use basert_convert::{Convention, Target};
+use basert_convert::{Convention, Method, Target};
 use basert_quant::ScaleDtype;
 use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue};
@@ -101,6 +101,7 @@ Examples:
   basert convert ./Qwen3-0.6B --target q8 -o q.base
   basert convert ./Qwen3.5-35B-A3B --profile hybrid  experts 4 bits, attention and head more
   basert convert smollm2-q4_1.gguf                   keeps every quantised tensor exactly
+  basert convert ./Qwen3-0.6B --method awq --calibration book.txt
   basert convert ./Qwen3.5-4B-MLX-4bit --plan        says what would become of every tensor
   basert convert ./Qwen3-0.6B --json | jq .fallbacks
 
@@ -136,6 +137,14 @@ pub struct ConvertArgs {
     /// Format of the scales: f16, or bf16 for weights beyond 65504
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = scales)]
     pub scales: ScaleDtype,
+
+    /// How scales are found: rtn rounds to nearest, mse searches for the least squared error, awq also scales columns by
+    /// their activations [default: mse for 2 to 4 bits and with importance, else rtn]
+    #[arg(long, value_name = "METHOD", value_parser = method)]
+    pub method: Option<Method>,
+
+    #[command(flatten)]
+    pub calibration: CalibrationOptions,
 
     /// Quantise again what is quantised already, from its exact values, where the target asks for it
     #[arg(long)]
@@ -173,6 +182,33 @@ pub struct ConvertArgs {
 fn target(s: &str) -> Result<Target, String> {
     let prefix = if s.starts_with('q') { "base-" } else { "" };
     format!("{prefix}{s}").parse().map_err(|e: basert_convert::ConvertError| e.to_string())
+}
+
+/// Where importance comes from and goes to.
+#[derive(Args, Debug)]
+pub struct CalibrationOptions {
+    /// Text that the model reads first, to learn which columns of its weights matter
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["importance", "plan"])]
+    pub calibration: Option<PathBuf>,
+
+    /// Tokens of the calibration text that are read, in windows of 512
+    #[arg(
+        long, value_name = "N", default_value = "4096", value_parser = positive, requires = "calibration"
+    )]
+    pub calibration_tokens: usize,
+
+    /// Keep what the calibration found in this file
+    #[arg(long, value_name = "FILE", requires = "calibration")]
+    pub save_importance: Option<PathBuf>,
+
+    /// Use what an earlier calibration of the same model kept
+    #[arg(long, value_name = "FILE")]
+    pub importance: Option<PathBuf>,
+}
+
+/// A quantisation method in the converter's spelling.
+fn method(s: &str) -> Result<Method, String> {
+    s.parse().map_err(|e: basert_convert::ConvertError| e.to_string())
 }
 
 /// A convention in the converter's spelling.

@@ -13,7 +13,7 @@ use crate::args::ConvertArgs;
 use crate::bundle::quoted;
 use crate::failure::{Failure, Outcome};
 use crate::units::bytes;
-use crate::{interrupt, output, place, progress};
+use crate::{calibrate, interrupt, output, place, progress};
 
 /// Runs the command.
 pub fn run(args: &ConvertArgs) -> Outcome {
@@ -21,6 +21,8 @@ pub fn run(args: &ConvertArgs) -> Outcome {
     let options = Options {
         target: args.target,
         profile,
+        method: args.method,
+        importance: calibrate::saved(&args.calibration)?,
         group: args.group,
         scale: args.scales,
         allow_quant_from_quant: args.allow_quant_from_quant,
@@ -41,6 +43,7 @@ pub fn run(args: &ConvertArgs) -> Outcome {
         }
     };
     check_output(&args.source, &output, args.force)?;
+    let options = calibrate::collect(args, options)?;
 
     let staging = Staging::create(&output, args.force)?;
     let mut bar = Bar { bar: progress::bytes(0), pending: 0 };

@@ -6,6 +6,7 @@
 
 mod args;
 mod bundle;
+mod calibrate;
 mod complete;
 mod convert;
 mod eval;

@@ -12,15 +12,17 @@ use basert_format::{
 use basert_model::{Role, Storage};
 use serde_json::Value;
 
+use crate::awq::Fold;
 use crate::options::Wanted;
 use crate::recipe::{Recipe, SourceTensor};
 use crate::report::{Count, Fallback, TensorReport, without_layer};
 use crate::same_file::same_file;
 use crate::source::{Plan, Source};
-use crate::storage::{self, Stored};
+use crate::storage::{self, Stored, Wish};
+use crate::values::model_spec;
 use crate::{
-    Convention, ConvertError, Evidence, Options, Profile, Progress, Report, SelfCheck, SourceValues, Target,
-    convention, digest, encode, options,
+    Convention, ConvertError, Evidence, Method, Options, Profile, Progress, Report, SelfCheck, SourceValues,
+    Target, awq, convention, digest, encode, options,
 };
 
 /// Metadata key that holds the target as it was asked for.
@@ -201,9 +203,11 @@ fn write_all(
     report: &mut Report,
 ) -> Result<(), ConvertError> {
     let threads = options.thread_count();
+    let importance = options.importance.as_ref();
     for (stored, line) in tensors.iter().zip(&mut report.tensors) {
         progress.tensor(&stored.planned.name, stored.bytes);
-        let payload = encode::payload(&plan.inventory, stored, threads)?;
+        let importance = importance.and_then(|importance| importance.of(&stored.recipe.name));
+        let payload = encode::payload(&plan.inventory, stored, importance, threads)?;
         writer.write_tensor(&payload.bytes)?;
         let measured = payload.measured;
         line.max_error = Some(measured.max_error);
@@ -226,10 +230,13 @@ fn store_all(
     report: &mut Report,
 ) -> Result<Vec<Stored>, ConvertError> {
     let wanted = wanted(plan, options, report)?;
+    let folds = folds(plan, options, &wanted)?;
+    let touched = awq::touched(&folds);
     let mut tensors = Vec::with_capacity(plan.recipes.len());
     let mut largest = 0;
     for (recipe, wanted) in plan.recipes.iter().zip(wanted) {
-        let (stored, fallback) = storage::store(&plan.inventory, recipe.clone(), wanted, look)?;
+        let wish = Wish { wanted, scaled: touched.contains(recipe.name.as_str()) };
+        let (stored, fallback) = storage::store(&plan.inventory, recipe.clone(), wish, options, look)?;
         count(report, &stored, fallback);
         largest = largest.max(stored.bytes);
         if let Some(note) = storage::cut_blocks(&plan.inventory, recipe)
@@ -239,8 +246,35 @@ fn store_all(
         }
         tensors.push(stored);
     }
+    if !touched.is_empty() {
+        let mut kinds: Vec<String> = touched.iter().map(|name| without_layer(name)).collect();
+        kinds.sort();
+        kinds.dedup();
+        report.notes.push(format!(
+            "activation-aware factors were folded in; verdicts and errors are about the scaled values of: {}",
+            kinds.join(", ")
+        ));
+    }
     report.peak_memory_bytes = largest + encode::buffer_bytes(options.thread_count());
+    if let (Some(importance), true) = (&options.importance, look && !folds.is_empty()) {
+        let threads = options.thread_count();
+        let mut scalings = awq::scalings(&plan.inventory, &tensors, &folds, importance, threads)?;
+        for stored in &mut tensors {
+            stored.scaling = scalings.remove(&stored.recipe.name);
+        }
+    }
     Ok(tensors)
+}
+
+/// Where activation-aware factors go; nowhere but with [`Method::Awq`]. Importance of another model is refused.
+fn folds(plan: &Plan<'_>, options: &Options, wanted: &[Option<Wanted>]) -> Result<Vec<Fold>, ConvertError> {
+    let Some(importance) = &options.importance else { return Ok(Vec::new()) };
+    let spec = model_spec(plan)?;
+    importance.check(&spec)?;
+    match options.method {
+        Some(Method::Awq) => Ok(awq::active(&spec, importance, &plan.recipes, wanted)),
+        _ => Ok(Vec::new()),
+    }
 }
 
 /// What every tensor is asked to become; `None` leaves it to its role, or exact.
@@ -305,6 +339,7 @@ fn count(report: &mut Report, stored: &Stored, fallback: Option<Fallback>) {
         source: stored.source.clone(),
         stored: storage::describe(stored.planned.encoding),
         verdict: stored.verdict,
+        scaled: stored.scaling.is_some(),
         max_error: None,
         rms_error: None,
         bytes: stored.bytes,

@@ -5,10 +5,10 @@
 
 use basert_quant::{Encoding, QuantError};
 
-use crate::ConvertError;
 use crate::recipe::{Inventory, Recipe, RegionsMut};
 use crate::storage::Stored;
 use crate::values::{RowReader, each_run, encode_error};
+use crate::{ConvertError, awq};
 
 /// Elements a thread converts at a time: large enough to amortise the bookkeeping, small enough to stay in
 /// cache.
@@ -45,11 +45,12 @@ impl Measured {
 
 /// Most bytes that a conversion's buffers take besides the payloads.
 pub(crate) fn buffer_bytes(threads: usize) -> u64 {
-    // Values, a row, the encoded chunk and the values that it decodes to.
-    (threads * CHUNK_ELEMENTS * 4 * 4) as u64
+    // Values, a row, weights, the encoded chunk and the values that it decodes to.
+    (threads * CHUNK_ELEMENTS * 4 * 5) as u64
 }
 
-/// Makes the payload of `stored`, on up to `threads` threads.
+/// Makes the payload of `stored`, on up to `threads` threads. `importance` weights errors: one mean squared activation per
+/// column, or per expert and column.
 ///
 /// Groups must divide the recipe's rows, so that no group crosses a chunk and the result does not depend on
 /// `threads`.
@@ -59,6 +60,7 @@ pub(crate) fn buffer_bytes(threads: usize) -> u64 {
 pub(crate) fn payload(
     inventory: &Inventory<'_>,
     stored: &Stored,
+    importance: Option<&[f32]>,
     threads: usize,
 ) -> Result<Payload, ConvertError> {
     let (recipe, encoding) = (&stored.recipe, stored.planned.encoding);
@@ -85,7 +87,7 @@ pub(crate) fn payload(
         chunks.push(Chunk { row, rows, out });
         row += rows;
     }
-    let measured = convert_chunks(inventory, stored, chunks, threads)?;
+    let measured = convert_chunks(inventory, stored, importance, chunks, threads)?;
     Ok(Payload { bytes, measured })
 }
 
@@ -100,12 +102,13 @@ struct Chunk<'a> {
 fn convert_chunks(
     inventory: &Inventory<'_>,
     stored: &Stored,
+    importance: Option<&[f32]>,
     chunks: Vec<Chunk<'_>>,
     threads: usize,
 ) -> Result<Measured, ConvertError> {
     let threads = threads.clamp(1, chunks.len().max(1));
     if threads == 1 {
-        return Worker::new(inventory, stored).convert(chunks);
+        return Worker::new(inventory, stored, importance).convert(chunks);
     }
     // Dealt out in turn, so that every thread gets its share of any uneven part.
     let mut shares: Vec<Vec<Chunk<'_>>> = (0..threads).map(|_| Vec::new()).collect();
@@ -113,7 +116,7 @@ fn convert_chunks(
         shares[index % threads].push(chunk);
     }
     let results = std::thread::scope(|scope| {
-        let start = |share| scope.spawn(move || Worker::new(inventory, stored).convert(share));
+        let start = |share| scope.spawn(move || Worker::new(inventory, stored, importance).convert(share));
         let handles: Vec<_> = shares.into_iter().map(start).collect();
         handles.into_iter().map(|handle| handle.join()).collect::<Vec<_>>()
     });
@@ -135,13 +138,16 @@ struct Worker<'a> {
     encoding: Encoding,
     reader: RowReader<'a>,
     values: Vec<f32>,
+    /// Mean squared activations by column, if they are known.
+    importance: Option<&'a [f32]>,
+    weights: Vec<f32>,
     encoded: Vec<u8>,
     decoded: Vec<f32>,
     bytes: Vec<u8>,
 }
 
 impl<'a> Worker<'a> {
-    fn new(inventory: &'a Inventory<'a>, stored: &'a Stored) -> Worker<'a> {
+    fn new(inventory: &'a Inventory<'a>, stored: &'a Stored, importance: Option<&'a [f32]>) -> Worker<'a> {
         Worker {
             inventory,
             stored,
@@ -149,6 +155,8 @@ impl<'a> Worker<'a> {
             encoding: stored.planned.encoding,
             reader: RowReader::new(inventory, &stored.recipe),
             values: Vec::new(),
+            importance,
+            weights: Vec::new(),
             encoded: Vec::new(),
             decoded: Vec::new(),
             bytes: Vec::new(),
@@ -161,9 +169,13 @@ impl<'a> Worker<'a> {
             let first = chunk.row * self.recipe.width;
             self.values.resize(chunk.rows * self.recipe.width, 0.0);
             self.reader.read(chunk.row, &mut self.values)?;
+            self.scale(chunk.row);
             self.encoded.clear();
             if self.stored.repacked {
                 self.repack(chunk.row, chunk.rows)
+            } else if self.stored.searched {
+                let weights = (!self.weights.is_empty()).then_some(&self.weights[..]);
+                self.encoding.encode_searched(&self.values, weights, &mut self.encoded)
             } else {
                 self.encoding.encode(&self.values, &mut self.encoded)
             }
@@ -176,6 +188,27 @@ impl<'a> Worker<'a> {
             }
         }
         Ok(measured)
+    }
+
+    /// Applies activation-aware factors to the rows from `row` on, and sets the weights of their errors: what
+    /// activations do to a column, divided by what its factor did to them.
+    fn scale(&mut self, row: usize) {
+        let (total, width) = (self.recipe.rows(), self.recipe.width.max(1));
+        if let Some(scaling) = &self.stored.scaling {
+            scaling.apply(row, total, width, &mut self.values);
+        }
+        self.weights.clear();
+        let Some(importance) = self.importance.filter(|_| self.stored.searched) else { return };
+        let columns = self.stored.scaling.as_ref().map_or(&[][..], |scaling| &scaling.columns);
+        for row in row..row + self.values.len() / width {
+            let start = self.weights.len();
+            self.weights.extend_from_slice(awq::block(importance, row, total, width));
+            let factors = awq::block(columns, row, total, width);
+            self.weights[start..]
+                .iter_mut()
+                .zip(factors)
+                .for_each(|(weight, factor)| *weight /= factor * factor);
+        }
     }
 
     /// Fills `encoded` with the source's own codes and scales of `rows` output rows from `row` on.

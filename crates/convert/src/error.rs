@@ -147,6 +147,14 @@ pub enum ConvertError {
         /// What is wrong with it.
         why: String,
     },
+    /// An importance file that cannot be used.
+    #[error("{origin}: {why}")]
+    Importance {
+        /// The file, or `calibration`.
+        origin: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// Tensors that no rule of a profile matches.
     #[error("profile {profile} has no rule for {}: {}", count(names.len()), list(names))]
     NotCovered {
@@ -278,6 +286,9 @@ impl ConvertError {
             ),
             ConvertError::Profile { .. } => {
                 Some("`basert profiles` lists the built-in ones and prints them as examples")
+            }
+            ConvertError::Importance { .. } => {
+                Some("collect it from this model: --calibration TEXT --save-importance FILE")
             }
             ConvertError::NotCovered { .. } => {
                 Some("add a rule for them; a last rule with pattern ** covers all that is left")

@@ -10,6 +10,7 @@
 //!
 //! Only arithmetic on bytes from files lives here, none of a model's forward pass.
 
+mod awq;
 mod check;
 mod convention;
 mod digest;
@@ -17,6 +18,8 @@ mod driver;
 mod encode;
 mod error;
 pub mod gguf;
+mod importance;
+mod method;
 mod options;
 mod profile;
 mod progress;
@@ -33,6 +36,8 @@ pub use check::{Evidence, SelfCheck};
 pub use convention::Convention;
 pub use driver::{GENERATION_KEY, check_output, convert, convert_checked, plan, resolve_goal};
 pub use error::ConvertError;
+pub use importance::Importance;
+pub use method::Method;
 pub use options::{Options, Target};
 pub use profile::Profile;
 pub use progress::{Progress, Silent};

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use basert_format::QuantScheme;
 use basert_quant::{Dtype, Encoding, ScaleDtype};
 
-use crate::{Convention, ConvertError, Profile};
+use crate::{Convention, ConvertError, Importance, Method, Profile};
 
 /// Group sizes an affine tensor may have, largest first.
 pub(crate) const GROUPS: [usize; 3] = [128, 64, 32];
@@ -152,6 +152,11 @@ pub struct Options {
     /// f16 keeps 11 significant bits against bf16's 8, which matters most at 5 bits and more. Its range holds
     /// every sane weight; values of 65 520 and more are an error that names this option.
     pub scale: ScaleDtype,
+    /// How scales and biases are found; `None` = [`Method::Mse`] for 2 to 4 bits and wherever `importance` is given,
+    /// else [`Method::Rtn`].
+    pub method: Option<Method>,
+    /// What errors are weighted by; [`Method::Awq`] needs it.
+    pub importance: Option<Importance>,
     /// Quantise tensors that are quantised already, losing precision, where the target asks for it. Without, such a
     /// source is converted only if every tensor comes out exactly.
     pub allow_quant_from_quant: bool,
@@ -172,6 +177,8 @@ impl Default for Options {
             profile: None,
             group: None,
             scale: ScaleDtype::F16,
+            method: None,
+            importance: None,
             allow_quant_from_quant: false,
             convention: None,
             threads: None,
@@ -204,10 +211,49 @@ impl Options {
                 return Err(ConvertError::Option(format!("target {} has no groups", self.target)));
             }
         }
+        self.check_method()?;
         if self.threads == Some(0) {
             return Err(ConvertError::Option("0 threads cannot convert anything".to_owned()));
         }
         Ok(())
+    }
+
+    fn check_method(&self) -> Result<(), ConvertError> {
+        let refuse = |why: String| Err(ConvertError::Option(why));
+        match (self.method, &self.importance) {
+            (Some(Method::Awq), None) => {
+                return refuse(
+                    "method awq needs activations; give a calibration text or an importance file".to_owned(),
+                );
+            }
+            (Some(Method::Rtn), Some(_)) => {
+                return refuse(
+                    "method rtn rounds to nearest whatever the importance; choose mse or awq".to_owned(),
+                );
+            }
+            _ => {}
+        }
+        match (self.quantises_with(), self.target.dtype()) {
+            (Some(what), Some(dtype)) if dtype.is_float() => {
+                refuse(format!("target {} has no scales to find, so {what} means nothing", self.target))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The option that only quantising obeys, if one is given.
+    fn quantises_with(&self) -> Option<String> {
+        let method = self.method.map(|method| format!("method {method}"));
+        method.or(self.importance.as_ref().map(|_| "importance".to_owned()))
+    }
+
+    /// Whether tensors of this encoding have their scales searched.
+    pub(crate) fn searches(&self, encoding: Encoding) -> bool {
+        match (self.method, encoding) {
+            (Some(method), _) => method != Method::Rtn,
+            (None, Encoding::Affine { bits, .. }) => bits <= 4 || self.importance.is_some(),
+            (None, _) => false,
+        }
     }
 
     /// The same with a target that is not automatic unless the source is quantised.
@@ -221,6 +267,11 @@ impl Options {
                 "target auto takes its groups from the source; name another target to choose a group"
                     .to_owned(),
             ));
+        }
+        if let (Target::AUTO, Some(what)) = (resolved.target, resolved.quantises_with()) {
+            return Err(ConvertError::Option(format!(
+                "target auto keeps this quantised source as it is, so {what} means nothing; name another target"
+            )));
         }
         Ok(resolved)
     }

@@ -8,7 +8,7 @@ use basert_quant::QuantError;
 use serde_json::value::RawValue;
 
 use crate::recipe::{Inventory, Op, Part, Recipe, SourceTensor};
-use crate::source::Source;
+use crate::source::{Plan, Source};
 use crate::{ConvertError, Options};
 
 /// Every canonical tensor of a checkpoint, made from the source on demand: the values that a conversion encodes.
@@ -67,10 +67,17 @@ pub fn with_source<T>(
     let source = Source::open(source)?;
     let plan = source.plan(options)?;
     let values = SourceValues::new(&plan.inventory, &plan.recipes);
-    let spec = ModelSpec::new(plan.arch, &plan.config);
-    let mut spec = spec.map_err(|cause| ConvertError::Model { path: values.path().to_owned(), cause })?;
-    spec.tied_head = values.shape("lm_head.weight").is_none();
+    let spec = model_spec(&plan)?;
     Ok(act(&SourceModel { values, spec, tokenizer: &plan.tokenizer }))
+}
+
+/// The layers of the planned model; its head is tied if there is none.
+pub(crate) fn model_spec(plan: &Plan<'_>) -> Result<ModelSpec, ConvertError> {
+    let path = || plan.inventory.path().to_owned();
+    let spec = ModelSpec::new(plan.arch, &plan.config);
+    let mut spec = spec.map_err(|cause| ConvertError::Model { path: path(), cause })?;
+    spec.tied_head = !plan.recipes.iter().any(|recipe| recipe.name == "lm_head.weight");
+    Ok(spec)
 }
 
 /// Reads rows of one tensor.

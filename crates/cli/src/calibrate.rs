@@ -1,0 +1,93 @@
+//! Importance for `basert convert`: read from a file, or collected by running the source on a text.
+
+use std::error::Error;
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use basert_convert::{Importance, Method, Options, SourceModel, SourceValues, with_source};
+use basert_engine::TensorSource;
+use basert_measure::activations;
+use basert_text::Tokenizer;
+
+use crate::args::{CalibrationOptions, ConvertArgs};
+use crate::convert::failed;
+use crate::failure::{Failure, Outcome};
+use crate::{place, progress};
+
+/// Tokens of a calibration window: long enough for attention to matter, short enough for many different ones.
+const WINDOW: usize = 512;
+
+/// The importance file that was named, if one was.
+pub fn saved(options: &CalibrationOptions) -> Outcome<Option<Importance>> {
+    options.importance.as_deref().map(Importance::load).transpose().map_err(|e| failed(&e))
+}
+
+/// Collects importance if a calibration text is named, and saves it if that is asked for.
+pub fn collect(args: &ConvertArgs, options: Options) -> Outcome<Options> {
+    let CalibrationOptions { calibration, calibration_tokens, save_importance, .. } = &args.calibration;
+    let Some(text) = calibration else { return Ok(options) };
+    if options.method == Some(Method::Rtn) && save_importance.is_none() {
+        return Err(
+            Failure::new("--method rtn makes no use of a calibration").hint("choose --method mse or awq")
+        );
+    }
+    if let Some(path) = save_importance {
+        place::check(path, args.force)?;
+    }
+    let text = std::fs::read_to_string(text)
+        .map_err(|e| Failure::new(format!("cannot read {}: {e}", text.display())))?;
+    let run = |model: &SourceModel<'_>| run(model, &text, *calibration_tokens, options.threads);
+    let importance = with_source(&args.source, &options, run).map_err(|e| failed(&e))??;
+    if let Some(path) = save_importance {
+        save(&importance, path, args.force)?;
+    }
+    let importance = (options.method != Some(Method::Rtn)).then_some(importance);
+    Ok(Options { importance, ..options })
+}
+
+fn run(model: &SourceModel<'_>, text: &str, tokens: usize, threads: Option<usize>) -> Outcome<Importance> {
+    let tokenizer = Tokenizer::from_header(model.tokenizer).map_err(|e| {
+        Failure::from_error(&e).hint("calibration needs the checkpoint's tokenizer; --importance does not")
+    })?;
+    let mut ids = tokenizer.encode(text, true, true).map_err(|e| Failure::from_error(&e))?;
+    ids.truncate(tokens);
+    let bar = progress::tokens(ids.len() as u64);
+    bar.set_message("calibration");
+    let mut watch = |done: usize| {
+        bar.set_position(done as u64);
+        ControlFlow::Continue(())
+    };
+    let window = model.spec.max_context.map_or(WINDOW, |max| max.min(WINDOW));
+    let source = Streamed(&model.values);
+    let found = activations(&source, &model.spec, &ids, window, threads, &mut watch);
+    bar.finish_and_clear();
+    let squares = found.map_err(|e| Failure::from_error(&e))?;
+    Importance::new(&model.spec, ids.len(), squares).map_err(|e| failed(&e))
+}
+
+/// Writes beside the place and renames, so that the file appears whole.
+fn save(importance: &Importance, path: &Path, force: bool) -> Outcome {
+    let refuse = |e: std::io::Error| Failure::new(format!("cannot write {}: {e}", path.display()));
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(parent).map_err(refuse)?;
+    file.write_all(&importance.to_bytes()).and_then(|()| file.as_file().sync_all()).map_err(refuse)?;
+    place::publish(&file.into_temp_path(), path, force)
+}
+
+/// The converter's values as the engine reads them.
+struct Streamed<'a>(&'a SourceValues<'a>);
+
+impl TensorSource for Streamed<'_> {
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.0.shape(name).map(<[usize]>::to_vec)
+    }
+
+    fn read(&self, name: &str, first: usize, out: &mut [f32]) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Ok(self.0.read(name, first, out)?)
+    }
+}
