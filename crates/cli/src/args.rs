@@ -82,6 +82,10 @@ pub enum Command {
     #[command(after_help = PROFILES_EXAMPLES)]
     Profiles(ProfilesArgs),
 
+    /// Check that a .base file is intact and still computes what it did when it was converted
+    #[command(after_help = VERIFY_EXAMPLES)]
+    Verify(VerifyArgs),
+
     /// Show what a .base file contains
     #[command(after_help = INSPECT_EXAMPLES)]
     Inspect(InspectArgs),
@@ -106,7 +110,8 @@ Examples:
   basert convert ./Qwen3-0.6B --json | jq .fallbacks
 
 A quantised source is converted without loss, or refused; --allow-quant-from-quant permits the loss. Exactness is \
-proved during the conversion by decoding both sides.
+proved during the conversion by decoding both sides. Before the file appears, a short text is run through it and through \
+the source's own values; the evidence is kept in the file, and a model that reads English as noise is refused.
 
 The output appears whole or not at all: ^C and errors leave nothing behind. Set SOURCE_DATE_EPOCH to choose \
 the creation time in the file; otherwise it is the newest modification time among the source files.";
@@ -157,6 +162,11 @@ pub struct ConvertArgs {
     /// Read headers only and print what would become of every tensor; writes nothing
     #[arg(long, conflicts_with_all = ["output", "force"])]
     pub plan: bool,
+
+    /// Publish the file without running a short text through it and through its source first. For models with random
+    /// weights, which the check refuses
+    #[arg(long)]
+    pub no_check: bool,
 
     /// Accept a checkpoint without a tokenizer; the file then takes and gives token ids only
     #[arg(long)]
@@ -262,6 +272,37 @@ pub struct InspectArgs {
     /// Recompute the checksum of every tensor and slot; a difference is an error
     #[arg(long)]
     pub verify_checksums: bool,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+const VERIFY_EXAMPLES: &str = "\
+Examples:
+  basert verify qwen3.base
+  basert verify qwen3.base --logits
+
+Without --logits, the checksums of all tensors and slots are recomputed. With it, the short text that the converter \
+ran is run here as well, and the logits compared with the quality record in the file: bit by bit if the record was made \
+with this version's arithmetic, whatever the CPU. Status 1 if anything differs.";
+
+#[derive(Args, Debug)]
+pub struct VerifyArgs {
+    /// A .base file
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+
+    /// Also run the model and compare its logits with the quality record
+    #[arg(long)]
+    pub logits: bool,
+
+    /// Worker threads [default: the CPUs this process may use, by affinity and cgroup quota]
+    #[arg(
+        short = 't', long, value_name = "N", env = "BASERT_THREADS", hide_env_values = true,
+        value_parser = positive
+    )]
+    pub threads: Option<usize>,
 
     /// Print one JSON object
     #[arg(long)]

@@ -1,12 +1,10 @@
 //! Importance for `basert convert`: read from a file, or collected by running the source on a text.
 
-use std::error::Error;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use basert_convert::{Importance, Method, Options, SourceModel, SourceValues, with_source};
-use basert_engine::TensorSource;
+use basert_convert::{Importance, Method, Options, SourceModel, with_source};
 use basert_measure::activations;
 use basert_text::Tokenizer;
 
@@ -59,8 +57,7 @@ fn run(model: &SourceModel<'_>, text: &str, tokens: usize, threads: Option<usize
         ControlFlow::Continue(())
     };
     let window = model.spec.max_context.map_or(WINDOW, |max| max.min(WINDOW));
-    let source = Streamed(&model.values);
-    let found = activations(&source, &model.spec, &ids, window, threads, &mut watch);
+    let found = activations(model, &ids, window, threads, &mut watch);
     bar.finish_and_clear();
     let squares = found.map_err(|e| Failure::from_error(&e))?;
     Importance::new(&model.spec, ids.len(), squares).map_err(|e| failed(&e))
@@ -73,21 +70,4 @@ fn save(importance: &Importance, path: &Path, force: bool) -> Outcome {
     let mut file = tempfile::NamedTempFile::new_in(parent).map_err(refuse)?;
     file.write_all(&importance.to_bytes()).and_then(|()| file.as_file().sync_all()).map_err(refuse)?;
     place::publish(&file.into_temp_path(), path, force)
-}
-
-/// The converter's values as the engine reads them.
-struct Streamed<'a>(&'a SourceValues<'a>);
-
-impl TensorSource for Streamed<'_> {
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        self.0.shape(name).map(<[usize]>::to_vec)
-    }
-
-    fn read(&self, name: &str, first: usize, out: &mut [f32]) -> Result<(), Box<dyn Error + Send + Sync>> {
-        Ok(self.0.read(name, first, out)?)
-    }
 }

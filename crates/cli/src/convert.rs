@@ -1,10 +1,14 @@
 //! `basert convert`: a checkpoint becomes one `.base` file.
 
+use std::error::Error;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use basert_convert::{ConvertError, Options, Profile, Progress, Report, same_file};
+use basert_format::Header;
+use basert_measure::{Check, QualityRecord};
+use basert_text::Tokenizer;
 use indicatif::ProgressBar;
 use serde_json::json;
 use tempfile::TempDir;
@@ -13,6 +17,7 @@ use crate::args::ConvertArgs;
 use crate::bundle::quoted;
 use crate::failure::{Failure, Outcome};
 use crate::units::bytes;
+use crate::verify::record_in_words;
 use crate::{calibrate, interrupt, output, place, progress};
 
 /// Runs the command.
@@ -47,11 +52,25 @@ pub fn run(args: &ConvertArgs) -> Outcome {
 
     let staging = Staging::create(&output, args.force)?;
     let mut bar = Bar { bar: progress::bytes(0), pending: 0 };
-    let result = basert_convert::convert(&args.source, &staging.file, &options, &mut bar);
+    let (source, file) = (&args.source, &staging.file);
+    let result = if args.no_check {
+        basert_convert::convert(source, file, &options, &mut bar)
+    } else {
+        let mut check = Check { tokenize: &tokenize, threads: args.threads };
+        basert_convert::convert_checked(source, file, &options, &mut bar, &mut check)
+    };
     bar.bar.finish_and_clear();
     let report = result.map_err(|e| staging.say_output(failed(&e)))?;
     staging.publish()?;
     show(&report, &output, args.json)
+}
+
+/// Ids of a text by a file's own tokenizer.
+fn tokenize(header: &Header, text: &str) -> Result<Option<Vec<u32>>, Box<dyn Error + Send + Sync>> {
+    if header.tokenizer.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Tokenizer::from_header(&header.tokenizer)?.encode(text, true, false)?))
 }
 
 pub fn failed(error: &ConvertError) -> Failure {
@@ -76,13 +95,21 @@ fn show_plan(report: &Report, as_json: bool) -> Outcome {
 
 fn show(report: &Report, output: &Path, as_json: bool) -> Outcome {
     let size = std::fs::metadata(output).map_or(0, |m| m.len());
+    let quality = QualityRecord::from_metadata(&report.quality)
+        .map_err(|e| Failure::new(format!("the self-check's own record cannot be read: {e}")))?;
     if as_json {
         let mut object = json!(report);
+        object["quality"] = json!(quality);
         object["output"] = json!(output.display().to_string());
         object["output_bytes"] = json!(size);
         return output::print_json(&object);
     }
-    output::print(&format!("{report}\nwrote {} ({}, {size} bytes)\n", output.display(), bytes(size)))
+    let checked = quality.map_or_else(|| "skipped".to_owned(), |record| record_in_words(&record));
+    output::print(&format!(
+        "{report}\nself-check: {checked}\nwrote {} ({}, {size} bytes)\n",
+        output.display(),
+        bytes(size)
+    ))
 }
 
 /// `<source name>-<target>.base` in the current directory.
@@ -194,6 +221,11 @@ impl Progress for Bar {
     fn tensor(&mut self, name: &str, bytes: u64) {
         self.bar.inc(std::mem::replace(&mut self.pending, bytes));
         self.bar.set_message(output::escaped(name));
+    }
+
+    fn check(&mut self) {
+        self.bar.inc(std::mem::take(&mut self.pending));
+        self.bar.set_message("running a short text");
     }
 }
 

@@ -8,16 +8,16 @@ use basert_format::{BaseFile, TensorView};
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
 use crate::units::{bytes, count};
-use crate::{bundle, output, progress};
+use crate::{bundle, output, verify};
 use summary::{Group, Summary};
 
 /// Runs the command.
 pub fn run(args: &InspectArgs) -> Outcome {
     let file = bundle::open(&args.file)?;
     let summary = Summary::of(&file);
-    let verified = if args.verify_checksums { Some(verify(&file)) } else { None };
+    let verified = if args.verify_checksums { Some(verify::checksums(&file)) } else { None };
     if args.json {
         output::print_json(&to_json(&file, &summary, args.tensors, verified.as_ref()))?;
     } else {
@@ -31,16 +31,6 @@ pub fn run(args: &InspectArgs) -> Outcome {
         output::print(&text)?;
     }
     verified.unwrap_or(Ok(()))
-}
-
-fn verify(file: &BaseFile) -> Outcome {
-    let bar = progress::bytes(0);
-    let result = file.verify_checksums(&mut |done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    });
-    bar.finish_and_clear();
-    result.map_err(|e| Failure::from_error(&e).hint("the file is damaged: copy or convert it again"))
 }
 
 fn in_words(s: &Summary) -> String {
@@ -67,6 +57,10 @@ fn in_words(s: &Summary) -> String {
     if let Some(reason) = &s.not_runnable {
         line("not runnable", reason.clone());
     }
+    if let Some(problem) = &s.suspicious {
+        line("suspicious", problem.clone());
+    }
+    line("quality", s.quality_in_words());
     line("tokenizer", s.tokenizer_in_words());
     line("tensors", group(&s.tensors));
     if s.mtp.tensors > 0 {
@@ -84,7 +78,7 @@ fn in_words(s: &Summary) -> String {
         line(&format!("  {}", slot.kind), format!("{}{required}", bytes(slot.bytes)));
     }
     line("signature", s.signature_in_words());
-    for (key, value) in &s.metadata {
+    for (key, value) in s.metadata.iter().filter(|(key, _)| !key.starts_with("quality.")) {
         line("metadata", format!("{key} = {value}"));
     }
     out

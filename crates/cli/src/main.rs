@@ -1,6 +1,7 @@
 //! The `basert` command: arguments in, words out, no logic of its own.
 //!
-//! One module per command (`convert`, `profiles`, `inspect`, `complete`, `eval`). `args` and `options` say what can be typed,
+//! One module per command (`convert`, `profiles`, `verify`, `inspect`, `complete`, `eval`). `args` and `options` say what
+//! can be typed,
 //! `output` is the only place that writes to the terminal, `failure` is how a command ends badly. Exit status: 0
 //! when all is well, 1 on an error, 2 on wrong usage, 128 and the number of a signal that ended it (130 after ^C).
 
@@ -21,6 +22,7 @@ mod progress;
 mod schedule;
 mod selected;
 mod units;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
     let result = match Cli::from_command_line().command {
         Command::Convert(args) => convert::run(&args),
         Command::Profiles(args) => profiles::run(&args),
+        Command::Verify(args) => verify::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Complete(args) => complete::run(&args),
         Command::Eval(args) => eval::run(&args),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use basert_format::{BaseFile, DtypeTotal, Header, SlotFlags, SourceFormat};
+use basert_format::{BaseFile, DtypeTotal, Header, SlotFlags, SourceFormat, VERSION_KEY};
 use basert_kernels::{Cpu, Isa, KvDtype, default_threads};
 use basert_model::{Arch, Config, Mixer, ModelSpec};
 
@@ -179,7 +179,7 @@ impl Engine {
         let decoding =
             Decoding { all: options.dequantize, hold: !options.lean && decoded_fit(&file, options) };
         let (weights, bound) = Weights::bind(Tensors::File(&file), &spec, decoding)?;
-        refuse_double_shifted_norms(&file, &spec, &weights)?;
+        refuse_double_shifted_norms(&file, spec.arch)?;
         let isa = match options.isa {
             Some(isa) => isa,
             None => Isa::from_env()?.unwrap_or_else(Isa::best),
@@ -406,21 +406,10 @@ fn refuse_unrunnable(file: &BaseFile) -> Result<(), EngineError> {
 }
 
 /// Upstream adds 1 to norms that MLX checkpoints already hold shifted: such a file runs and babbles.
-fn refuse_double_shifted_norms(
-    file: &BaseFile,
-    spec: &ModelSpec,
-    weights: &Weights,
-) -> Result<(), EngineError> {
+fn refuse_double_shifted_norms(file: &BaseFile, arch: Arch) -> Result<(), EngineError> {
     let Header { source, metadata, .. } = file.header();
-    let from_mlx = source.format == SourceFormat::MlxSafetensors && !metadata.contains_key("basert.version");
-    if !from_mlx || !matches!(spec.arch, Arch::Qwen35 | Arch::Qwen35Moe) {
-        return Ok(());
-    }
-    let gains = weights.layers.iter().flat_map(|l| &l.input_norm);
-    let mean = gains.clone().map(|&g| f64::from(g)).sum::<f64>() / gains.count().max(1) as f64;
-    if mean < 1.5 {
-        return Ok(());
-    }
+    let from_mlx = source.format == SourceFormat::MlxSafetensors && !metadata.contains_key(VERSION_KEY);
+    let Some(mean) = doubled_norm_offset(file, arch).filter(|_| from_mlx) else { return Ok(()) };
     Err(EngineError::Refused {
         path: file.path().to_path_buf(),
         reason: format!(
@@ -428,6 +417,26 @@ fn refuse_double_shifted_norms(
              offset twice to this MLX checkpoint; convert it again with `basert convert`"
         ),
     })
+}
+
+/// The mean input norm gain of a Qwen3.5 file if it is nearer to 2 than to 1, as it is after the offset of 1 was added
+/// twice. A trained model's is close to 1.
+pub fn doubled_norm_offset(file: &BaseFile, arch: Arch) -> Option<f64> {
+    if !matches!(arch, Arch::Qwen35 | Arch::Qwen35Moe) {
+        return None;
+    }
+    let (mut sum, mut count) = (0.0, 0usize);
+    let norms = file.tensors().filter(|tensor| {
+        tensor.entry.name.starts_with("layers.") && tensor.entry.name.ends_with(".input_norm.weight")
+    });
+    for norm in norms {
+        let mut gains = vec![0.0; norm.shape.iter().product::<u64>() as usize];
+        norm.encoding.decode(norm.data, gains.len(), 0, &mut gains).ok()?;
+        sum += gains.iter().map(|&gain| f64::from(gain)).sum::<f64>();
+        count += gains.len();
+    }
+    let mean = sum / count.max(1) as f64;
+    (mean >= 1.5).then_some(mean)
 }
 
 /// The one rotary embedding that the attention layers share.

@@ -19,7 +19,9 @@ mod weights;
 mod workspace;
 
 pub use cache::SequenceId;
-pub use engine::{Engine, KvTypes, Logits, Options, RecurrentState, Selected, TokenRun, WantLogits};
+pub use engine::{
+    Engine, KvTypes, Logits, Options, RecurrentState, Selected, TokenRun, WantLogits, doubled_norm_offset,
+};
 pub use error::EngineError;
 pub use forward::{LinearInput, Watch};
 pub use generate::{Event, Finish, GenerateParams, Generation, generate};

@@ -28,6 +28,10 @@ mod simd;
 mod threads;
 mod vector;
 
+/// Version of the rules that `reference` states. Two versions may give different bits for the same model and tokens;
+/// one version never does.
+pub const ARITHMETIC: &str = "1";
+
 pub use buffer::Buffer;
 pub use cpu::{Cpu, DeltaScratch, LinearJob, Scratch};
 pub use error::KernelError;

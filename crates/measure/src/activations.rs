@@ -4,9 +4,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use basert_engine::{EngineError, LinearInput, TensorSource, stream};
-use basert_model::ModelSpec;
+use basert_convert::SourceModel;
+use basert_engine::{EngineError, LinearInput, stream};
 
+use crate::source::Values;
 use crate::{MeasureError, Progress};
 
 /// Tokens that go through the model together. Every such batch reads all weights once, and its activations are
@@ -48,14 +49,13 @@ impl Squares {
 
 /// The mean squared input of every column of every weight that multiplies activations, over `ids` in windows of
 /// `window` tokens, each from an empty cache: `[cols]`, or `[experts, cols]` flattened, where each expert counts the
-/// tokens it saw; 0 if it saw none. Weights are streamed from `source`, in f32.
+/// tokens it saw; 0 if it saw none. Weights are streamed from the source, in f32.
 ///
 /// # Errors
 /// No tokens, or what [`stream`] refuses; [`MeasureError::Stopped`] when `progress` says so, which is asked between
 /// batches; [`MeasureError::Activations`] if one is not finite.
 pub fn activations(
-    source: &dyn TensorSource,
-    spec: &ModelSpec,
+    model: &SourceModel<'_>,
     ids: &[u32],
     window: usize,
     threads: Option<usize>,
@@ -65,7 +65,7 @@ pub fn activations(
         return Err(EngineError::EmptyPrompt.into());
     }
     let mut empty = BTreeMap::new();
-    for tensor in spec.tensors() {
+    for tensor in model.spec.tensors() {
         let (experts, rows, cols) = match tensor.shape[..] {
             [rows, cols] => (1, rows, cols),
             [experts, rows, cols] => (experts, rows, cols),
@@ -83,7 +83,7 @@ pub fn activations(
     let windows: Vec<&[u32]> = ids.chunks(window.max(1)).collect();
     let mut done = 0;
     for batch in windows.chunks((BATCH / window.max(1)).max(1)) {
-        stream(source, spec, None, threads, batch, false, Some(&watch))?;
+        stream(&Values(&model.values), &model.spec, None, threads, batch, false, Some(&watch))?;
         done += batch.iter().map(|window| window.len()).sum::<usize>();
         if let ControlFlow::Break(()) = progress(done) {
             return Err(MeasureError::Stopped);

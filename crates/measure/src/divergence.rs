@@ -62,14 +62,25 @@ pub fn compare(
             return Err(MeasureError::Stopped);
         }
     }
-    Ok(Divergence {
-        positions: sums.kl.count(),
-        kl: sums.kl.estimate(),
-        max_kl: sums.kl.max(),
-        top1_agreement: sums.agreed as f64 / sums.kl.count() as f64,
-        candidate: Perplexity::new(ids.len(), &sums.candidate_nll, candidate_time),
-        reference: Perplexity::new(ids.len(), &sums.reference_nll, reference_time),
-    })
+    Ok(sums.finish(ids.len(), [candidate_time, reference_time]))
+}
+
+/// Compares logits of the same `ids` that are at hand, both `[ids, vocab]`.
+///
+/// # Errors
+/// [`MeasureError::NotFinite`].
+pub(crate) fn divergence(
+    candidate: &[f32],
+    reference: &[f32],
+    ids: &[u32],
+    vocab: usize,
+) -> Result<Divergence, MeasureError> {
+    let mut sums = Sums::default();
+    let rows = reference.chunks_exact(vocab).zip(candidate.chunks_exact(vocab));
+    for (position, (p, q)) in rows.enumerate() {
+        sums.add(p, q, ids.get(position + 1).copied(), position)?;
+    }
+    Ok(sums.finish(ids.len(), [Duration::ZERO; 2]))
 }
 
 #[derive(Default)]
@@ -81,6 +92,18 @@ struct Sums {
 }
 
 impl Sums {
+    /// Over `tokens` ids; `times` of candidate and reference.
+    fn finish(&self, tokens: usize, times: [Duration; 2]) -> Divergence {
+        Divergence {
+            positions: self.kl.count(),
+            kl: self.kl.estimate(),
+            max_kl: self.kl.max(),
+            top1_agreement: self.agreed as f64 / self.kl.count() as f64,
+            candidate: Perplexity::new(tokens, &self.candidate_nll, times[0]),
+            reference: Perplexity::new(tokens, &self.reference_nll, times[1]),
+        }
+    }
+
     /// One position: the reference's row `p`, the candidate's row `q`, both `[vocab]`.
     fn add(
         &mut self,

@@ -55,6 +55,35 @@ pub enum MeasureError {
         /// Values announced.
         expected: u64,
     },
+    /// A converted model that cannot read.
+    #[error(
+        "it reads plain English as noise: perplexity {perplexity:.0} (the source's values: {source_perplexity:.0}) with a \
+         vocabulary of {vocab}, {limit:.0} or more; a norm offset, head order or tokenizer is probably wrong"
+    )]
+    Noise {
+        /// Of the converted file.
+        perplexity: f64,
+        /// Of the source's own values.
+        source_perplexity: f64,
+        /// Size of the vocabulary.
+        vocab: usize,
+        /// Perplexity from which on a model is refused.
+        limit: f64,
+    },
+    /// A file without evidence of its quality.
+    #[error("{} has neither a quality record nor a reference trace", path.display())]
+    NoRecord {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A quality record that is damaged.
+    #[error("{}: {problem}", path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
     /// The caller's progress function asked to stop.
     #[error("stopped on request")]
     Stopped,

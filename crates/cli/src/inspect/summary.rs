@@ -3,13 +3,16 @@
 
 use std::collections::BTreeMap;
 
+use basert_engine::doubled_norm_offset;
 use basert_format::{BaseFile, Header, SlotFlags, TensorEntry, VERSION_KEY};
+use basert_measure::QualityRecord;
 use basert_model::ModelSpec;
 use basert_model::plan::ElementSize;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::units::{bytes, count};
+use crate::verify::record_in_words;
 use crate::{bundle, schedule};
 
 /// Everything but the single tensors.
@@ -36,6 +39,12 @@ pub struct Summary {
     pub model: Option<Model>,
     /// Why this version cannot run the file.
     pub not_runnable: Option<String>,
+    /// Signs that the conversion went wrong.
+    pub suspicious: Option<String>,
+    /// What the converter's self-check found.
+    pub quality: Option<QualityRecord>,
+    /// Why the quality record cannot be read.
+    pub quality_problem: Option<String>,
     pub tokenizer: Option<String>,
     pub chat_template: bool,
     pub tensors: Group,
@@ -115,6 +124,16 @@ pub struct SignatureFacts {
     pub verified: bool,
 }
 
+/// What a look at the weights finds.
+fn suspicious(file: &BaseFile) -> Option<String> {
+    let arch = file.header().arch.parse().ok()?;
+    let mean = doubled_norm_offset(file, arch)?;
+    Some(format!(
+        "the mean input norm gain is {mean:.2} instead of about 1: the offset was probably added twice, and the model \
+         speaks nonsense; convert the checkpoint again"
+    ))
+}
+
 impl Summary {
     /// Gathers the facts of an open file.
     pub fn of(file: &BaseFile) -> Summary {
@@ -123,6 +142,7 @@ impl Summary {
             Ok(spec) => (Some(Model::of(&spec)), None),
             Err(error) => (None, Some(error.to_string())),
         };
+        let quality = QualityRecord::of(file).map_err(|e| e.to_string());
         Summary {
             file: file.path().display().to_string(),
             file_bytes: std::fs::metadata(file.path()).map_or(0, |m| m.len()),
@@ -138,6 +158,9 @@ impl Summary {
             layers: header.config.get("num_hidden_layers").and_then(Value::as_u64),
             model,
             not_runnable,
+            suspicious: suspicious(file),
+            quality: quality.clone().ok().flatten(),
+            quality_problem: quality.err(),
             tokenizer: header.tokenizer.get("tokenizer_type").map(|t| t.get().trim_matches('"').to_owned()),
             chat_template: has_chat_template(header),
             tensors: Group::of(header.tensors.iter()),
@@ -154,6 +177,14 @@ impl Summary {
                 verified: false,
             }),
             metadata: header.metadata.clone(),
+        }
+    }
+
+    pub fn quality_in_words(&self) -> String {
+        match (&self.quality, &self.quality_problem) {
+            (Some(record), _) => record_in_words(record),
+            (None, Some(problem)) => problem.clone(),
+            (None, None) => "not checked when it was converted".into(),
         }
     }
 

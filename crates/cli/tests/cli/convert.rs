@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 fn a_hybrid_checkpoint_keeps_its_draft_and_vision_tensors_and_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("hybrid.base");
-    let report = run!("convert", fixture("qwen35-dense-tiny"), "-o", &out, "--json").ok().json();
+    let report =
+        run!("convert", "--no-check", fixture("qwen35-dense-tiny"), "-o", &out, "--json").ok().json();
     assert_eq!(report["draft"]["tensors"], 15);
     assert_eq!(report["vision"]["tensors"], 21);
     assert_eq!(report["output_bytes"], fs::metadata(&out).unwrap().len());
@@ -83,7 +84,7 @@ fn group_and_scale_options_are_honoured_or_refused() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("m.base");
     let source = fixture("llama-tiny");
-    run!("convert", &source, "-o", &out, "--group", "32", "--scales", "bf16").ok();
+    run!("convert", "--no-check", &source, "-o", &out, "--group", "32", "--scales", "bf16").ok();
     let facts = run!("inspect", &out, "--json", "--tensors").ok().json();
     let tensors = facts["tensor_list"].as_array().unwrap().iter().filter(|t| t["dtype"] == "base_q4");
     let stored: Vec<(&Value, &Value)> = tensors.map(|t| (&t["group_size"], &t["scale_dtype"])).collect();
@@ -102,7 +103,7 @@ fn the_output_is_named_after_source_and_target_and_not_overwritten() {
     let convert = |more: &[&str]| {
         let output = basert()
             .current_dir(&dir)
-            .arg("convert")
+            .args(["convert", "--no-check"])
             .arg(fixture("llama-tiny").canonicalize().unwrap())
             .args(more)
             .output();
@@ -129,7 +130,11 @@ fn a_plan_says_what_the_conversion_then_does() {
         let source = fixture("qwen35-dense-tiny").canonicalize().unwrap();
         let said = |extra: &[&str]| {
             let mut command = basert();
-            command.current_dir(&dir).arg("convert").arg(&source).args(["--target", target, "--json"]);
+            command
+                .current_dir(&dir)
+                .args(["convert", "--no-check"])
+                .arg(&source)
+                .args(["--target", target, "--json"]);
             Said::from(command.args(more).args(extra).output().unwrap()).ok().json()
         };
         let plan = said(&["--plan"]);
@@ -161,7 +166,8 @@ fn a_plan_says_what_the_conversion_then_does() {
 fn the_same_source_gives_the_same_bytes_with_any_number_of_threads() {
     let dir = tempfile::tempdir().unwrap();
     for (name, threads) in [("a", "1"), ("b", "2")] {
-        run!("convert", fixture("qwen3-moe-tiny"), "-o", dir.path().join(name), "-t", threads).ok();
+        run!("convert", "--no-check", fixture("qwen3-moe-tiny"), "-o", dir.path().join(name), "-t", threads)
+            .ok();
     }
     assert!(fs::read(dir.path().join("a")).unwrap() == fs::read(dir.path().join("b")).unwrap());
 }

@@ -11,3 +11,4 @@ mod convert;
 mod eval;
 mod help;
 mod hostile;
+mod verify;

@@ -1,0 +1,100 @@
+//! The converter's self-check: one short text through the finished file and through its source.
+
+use std::error::Error;
+
+use basert_convert::{Evidence, SelfCheck, SourceValues};
+use basert_engine::{Engine, KvTypes, Options, TokenRun, WantLogits, stream};
+use basert_format::{BaseFile, Header, SlotKind};
+use basert_kernels::KvDtype;
+
+use super::{MAX_TOKENS, NO_TEXT, QualityRecord, Reference, TEXT, TEXT_NAME, Trace};
+use crate::divergence::divergence;
+use crate::source::Values;
+use crate::{Divergence, MeasureError};
+
+/// Share of `ln(vocabulary)` from which on a negative log-likelihood per token is that of a model that knows nothing.
+/// Guessing costs all of it; a sound model's text costs a third or less.
+const NOISE: f64 = 0.75;
+
+/// Turns a text into token ids with the tokenizer of a header; `None` if it has none.
+pub type Tokenize<'a> = dyn Fn(&Header, &str) -> Result<Option<Vec<u32>>, Box<dyn Error + Send + Sync>> + 'a;
+
+/// A [`SelfCheck`] that runs the model: makes the quality record, and refuses a model that reads plain English as
+/// noise.
+pub struct Check<'a> {
+    /// The file's tokenizer.
+    pub tokenize: &'a Tokenize<'a>,
+    /// Threads for both runs; `None` = all there are.
+    pub threads: Option<usize>,
+}
+
+impl SelfCheck for Check<'_> {
+    fn check(
+        &mut self,
+        source: &SourceValues<'_>,
+        bundle: BaseFile,
+    ) -> Result<Evidence, Box<dyn Error + Send + Sync>> {
+        let text = (self.tokenize)(bundle.header(), TEXT)?;
+        let options = options(self.threads);
+        let mut engine = Engine::load(bundle, &options)?;
+        let (name, mut ids) = match text {
+            Some(ids) => (TEXT_NAME, ids),
+            None => (NO_TEXT, arbitrary_ids(engine.spec().vocab)),
+        };
+        ids.truncate(MAX_TOKENS);
+        let logits = run(&mut engine, &ids)?;
+        let spec = engine.spec().clone();
+        drop(engine);
+        let expected = stream(&Values(source), &spec, None, self.threads, &[&ids], true, None)?;
+        let found = divergence(&logits, &expected, &ids, spec.vocab)?;
+        if name == TEXT_NAME {
+            refuse_noise(&found, spec.vocab)?;
+        }
+        let mut slots = Vec::new();
+        if let Some(trace) = Trace::new(&ids, &expected, spec.vocab) {
+            slots.push((SlotKind::TraceReference, trace.to_bytes()));
+        }
+        slots.push((SlotKind::Custom, Reference::new(&ids, &expected, spec.vocab).to_bytes()));
+        let record = QualityRecord::new(name, ids.len(), &found, &logits);
+        Ok(Evidence { metadata: record.to_metadata(), slots })
+    }
+}
+
+/// How a file is run for its record: f32 K and V, so that only the weights count.
+pub(super) fn options(threads: Option<usize>) -> Options {
+    Options {
+        threads,
+        kv: KvTypes { k: KvDtype::F32, v: KvDtype::F32 },
+        context: Some(MAX_TOKENS),
+        step_tokens: MAX_TOKENS,
+        logit_rows: MAX_TOKENS,
+        lean: true,
+        ..Options::default()
+    }
+}
+
+/// Logits of every position of `ids`, from an empty cache.
+pub(super) fn run(engine: &mut Engine, ids: &[u32]) -> Result<Vec<f32>, MeasureError> {
+    if ids.len() < 2 {
+        return Err(MeasureError::TooFewTokens { found: ids.len() });
+    }
+    let sequence = engine.new_sequence()?;
+    let run = TokenRun { sequence, tokens: ids, logits: WantLogits::All };
+    let logits = engine.step(&[run])?.data.to_vec();
+    engine.release(sequence);
+    Ok(logits)
+}
+
+/// Ids spread over the vocabulary, for a model whose tokens have no text.
+fn arbitrary_ids(vocab: usize) -> Vec<u32> {
+    let spread = |i: usize| (i.wrapping_mul(2_654_435_761) % vocab.max(1)) as u32;
+    (1..=MAX_TOKENS).map(spread).collect()
+}
+
+fn refuse_noise(found: &Divergence, vocab: usize) -> Result<(), MeasureError> {
+    let (perplexity, limit) = (found.candidate.perplexity.mean, (vocab as f64).powf(NOISE));
+    if perplexity < limit {
+        return Ok(());
+    }
+    Err(MeasureError::Noise { perplexity, source_perplexity: found.reference.perplexity.mean, vocab, limit })
+}

@@ -1,0 +1,91 @@
+//! A quality record, run again.
+
+use basert_engine::Engine;
+use basert_format::BaseFile;
+use basert_kernels::ARITHMETIC;
+use serde::Serialize;
+
+use super::check::{options, run};
+use super::record::hash;
+use super::reference::TRACE_TOKENS;
+use super::{QualityRecord, Reference, Trace};
+use crate::MeasureError;
+use crate::stats::{Running, argmax, kl_divergence, log_sum_exp};
+
+/// KL in nats up to which a file agrees with logits that another program computed, where its own record does not say
+/// more.
+const FOREIGN_KL: f64 = 0.05;
+
+/// What a file computes here, against what its record says.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Replay {
+    /// The record; `None` for a file that carries a trace only.
+    pub record: Option<QualityRecord>,
+    /// Whether the record was made with this program's arithmetic, so that bits can be compared.
+    pub same_arithmetic: bool,
+    /// Whether all logits have the bits of the record; `None` if they cannot be compared.
+    pub logits_equal: Option<bool>,
+    /// Positions with reference logits.
+    pub positions: usize,
+    /// Mean KL(reference ‖ here) over them, in nats.
+    pub mean_kl: f64,
+    /// Share of them at which both find the same token likeliest, 0 to 1.
+    pub top1_agreement: f64,
+    /// Whether the file still computes what was recorded.
+    pub agrees: bool,
+}
+
+/// Replays the record of `file` on this machine.
+///
+/// With the record's arithmetic, every logit must have the recorded bits, on any CPU and with any number of threads. Without,
+/// or with a foreign trace alone, the mean KL to the stored reference logits must stay within 0.05 nats beyond what the
+/// conversion cost.
+///
+/// # Errors
+/// [`MeasureError::NoRecord`] when there is nothing to compare with, damaged records, and what the engine meets.
+pub fn replay(file: BaseFile, threads: Option<usize>) -> Result<Replay, MeasureError> {
+    let record = QualityRecord::of(&file)?;
+    let reference = match (Reference::of(&file)?, Trace::of(&file)?) {
+        (Some(reference), _) => reference,
+        (None, Some(Trace { ids, logits })) => {
+            Reference { ids, positions: vec![TRACE_TOKENS - 1], vocab: logits.len(), logits }
+        }
+        (None, None) => return Err(MeasureError::NoRecord { path: file.path().to_path_buf() }),
+    };
+    let mut engine = Engine::load(file, &options(threads))?;
+    let vocab = engine.spec().vocab;
+    if vocab != reference.vocab {
+        return Err(MeasureError::Vocabulary { candidate: vocab, reference: reference.vocab });
+    }
+    let logits = run(&mut engine, &reference.ids)?;
+    let (kl, agreed) = compare(&reference, &logits)?;
+    let same_arithmetic = record.as_ref().is_some_and(|record| record.arithmetic == ARITHMETIC);
+    let equal = |record: &QualityRecord| record.logits_xxh64 == hash(&logits);
+    let logits_equal = record.as_ref().filter(|_| same_arithmetic).map(equal);
+    let allowed = FOREIGN_KL + record.as_ref().map_or(0.0, |record| record.mean_kl);
+    Ok(Replay {
+        same_arithmetic,
+        logits_equal,
+        positions: reference.positions.len(),
+        mean_kl: kl.estimate().mean,
+        top1_agreement: agreed as f64 / reference.positions.len() as f64,
+        agrees: logits_equal.unwrap_or(kl.estimate().mean <= allowed),
+        record,
+    })
+}
+
+/// KL and number of equal likeliest tokens at the reference's positions.
+fn compare(reference: &Reference, logits: &[f32]) -> Result<(Running, usize), MeasureError> {
+    let (mut kl, mut agreed) = (Running::default(), 0);
+    let rows = reference.logits.chunks_exact(reference.vocab);
+    for (&position, p) in reference.positions.iter().zip(rows) {
+        let q = &logits[position * reference.vocab..][..reference.vocab];
+        let divergence = kl_divergence(p, log_sum_exp(p), q, log_sum_exp(q));
+        if !divergence.is_finite() {
+            return Err(MeasureError::NotFinite { position });
+        }
+        kl.push(divergence);
+        agreed += usize::from(argmax(p) == argmax(q));
+    }
+    Ok((kl, agreed))
+}
