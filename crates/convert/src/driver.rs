@@ -10,6 +10,7 @@ use basert_format::{
     QuantScheme, SlotFlags, Source as HeaderSource,
 };
 use basert_model::{Role, Storage};
+use basert_quant::Encoding;
 use serde_json::Value;
 
 use crate::awq::Fold;
@@ -27,6 +28,9 @@ use crate::{
 
 /// Metadata key that holds the target as it was asked for.
 const TARGET_KEY: &str = "basert.target";
+
+/// Metadata key that holds the method by which scales were found, if any were.
+const METHOD_KEY: &str = "basert.method";
 
 /// Header metadata key that holds a checkpoint's `generation_config.json`: what it recommends for sampling.
 pub const GENERATION_KEY: &str = "basert.generation_config";
@@ -407,6 +411,9 @@ fn header(
             header.metadata.insert(TARGET_KEY.to_owned(), options.target.name().into());
         }
     }
+    if let Some(method) = method(tensors, options) {
+        header.metadata.insert(METHOD_KEY.to_owned(), method.name().into());
+    }
     if let Some(generation) = &plan.generation {
         header.metadata.insert(GENERATION_KEY.to_owned(), generation.clone());
     }
@@ -417,6 +424,18 @@ fn header(
         header.mmproj = Some(MmProj { arch, config: plan.mmproj.clone(), tensors: Vec::new() });
     }
     Ok(header)
+}
+
+/// How scales were found, searched if any were; `None` if nothing is quantised anew.
+fn method(tensors: &[Stored], options: &Options) -> Option<Method> {
+    let is_affine =
+        |stored: &&Stored| matches!(stored.planned.encoding, Encoding::Affine { .. }) && !stored.repacked;
+    let searched = tensors.iter().filter(is_affine).map(|stored| stored.searched).max()?;
+    Some(match options.method {
+        Some(method) => method,
+        None if searched => Method::Mse,
+        None => Method::Rtn,
+    })
 }
 
 /// The target's scheme; for an automatic one or a profile, that of most bytes.

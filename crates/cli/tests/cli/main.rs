@@ -11,4 +11,5 @@ mod convert;
 mod eval;
 mod help;
 mod hostile;
+mod methods;
 mod verify;
