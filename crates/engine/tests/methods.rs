@@ -75,7 +75,6 @@ fn factors_that_are_folded_in_leave_the_function_alone() {
             let report =
                 convert(&source, &path, &options, &mut Silent).unwrap_or_else(|e| panic!("{name}: {e}"));
             let mut engine = load_with(&path, Options { kv: KV_F32, dequantize: true, ..Options::default() });
-            println!("{name} {file}");
             (report, logits(&mut engine, &ids, &[64]), path)
         };
         let q8 = |method, importance| ConvertOptions {
@@ -99,10 +98,9 @@ fn factors_that_are_folded_in_leave_the_function_alone() {
                 ["q_norm", "k_norm", "conv1d", "A_log", "dt_bias"].iter().any(|n| tensor.name.contains(n));
             assert_eq!(tensor.scaled, trunk && !fixed, "{name}: {}", tensor.name);
         }
-        println!("{name}: {factor} {} {}", distance(&exact, &rounded), distance(&exact, &scaled));
         let (rounded, scaled) = (distance(&exact, &rounded), distance(&exact, &scaled));
         // Made-up importance makes quantisation worse than it need be, though nothing like a wrong function.
-        assert!(scaled < 5.0 * rounded && scaled < 0.15, "{name}: {scaled:.4} against {rounded:.4}");
+        assert!(scaled < 4.2 * rounded && scaled < 0.15, "{name}: {scaled:.4} against {rounded:.4}");
     }
 }
 
