@@ -33,6 +33,9 @@ pub fn collect(args: &ConvertArgs, options: Options) -> Outcome<Options> {
     if let Some(path) = save_importance {
         place::check(path, args.force)?;
     }
+    // Whatever else is refused should not wait for the calibration.
+    let method = options.method.map(|_| Method::Mse);
+    basert_convert::plan(&args.source, &Options { method, ..options.clone() }).map_err(|e| failed(&e))?;
     let text = std::fs::read_to_string(text)
         .map_err(|e| Failure::new(format!("cannot read {}: {e}", text.display())))?;
     let run = |model: &SourceModel<'_>| run(model, &text, *calibration_tokens, options.threads);

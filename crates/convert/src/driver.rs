@@ -250,6 +250,9 @@ fn store_all(
         }
         tensors.push(stored);
     }
+    if let (None, Some(what)) = (method(&tensors, options), options.quantises_with()) {
+        return Err(ConvertError::Option(format!("no tensor has scales to find, so {what} means nothing")));
+    }
     if !touched.is_empty() {
         let mut kinds: Vec<String> = touched.iter().map(|name| without_layer(name)).collect();
         kinds.sort();

@@ -242,7 +242,7 @@ impl Options {
     }
 
     /// The option that only quantising obeys, if one is given.
-    fn quantises_with(&self) -> Option<String> {
+    pub(crate) fn quantises_with(&self) -> Option<String> {
         let method = self.method.map(|method| format!("method {method}"));
         method.or(self.importance.as_ref().map(|_| "importance".to_owned()))
     }

@@ -110,6 +110,11 @@ fn a_method_that_would_do_nothing_is_refused() {
     convert(&["--method", "rtn", "--calibration", text]).fails_with(&["rtn"]);
     convert(&["--method", "mse", "--target", "bf16"]).fails_with(&["target bf16 has no scales"]);
     convert(&["--calibration", text, "--target", "f32"]).fails_with(&["target f32 has no scales"]);
+    let floats = dir.path().join("floats.json");
+    fs::write(&floats, r#"{"name": "n", "arch": "a", "rules": [{"pattern": "**", "dtype": "bf16"}]}"#)
+        .unwrap();
+    convert(&["--method", "mse", "--profile", floats.to_str().unwrap()])
+        .fails_with(&["no tensor has scales to find"]);
     for (options, words) in [
         (vec!["--method", "gptq"], "rtn, mse, awq"),
         (vec!["--save-importance", "x"], "--calibration"),
