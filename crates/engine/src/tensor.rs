@@ -41,7 +41,6 @@ pub(crate) fn decoded_because(encoding: Encoding, cols: usize, all: bool) -> Opt
         Encoding::Float(_) => None,
         _ if all => Some("as asked"),
         Encoding::Affine { group, .. } if !cols.is_multiple_of(group) => Some("its groups straddle rows"),
-        Encoding::Super(_) => Some("GGUF superblocks have no integer kernel yet"),
         _ => None,
     }
 }

@@ -1,7 +1,7 @@
 //! A model's weights, bound once to the tensors of a `.base` file or of a source.
 //!
 //! Matrices stay in the memory map, or are streamed; vectors (norms, biases, decay) are decoded to f32. A matrix
-//! whose groups straddle rows, or that is stored as GGUF superblocks, is decoded to f32 at load and noted.
+//! whose groups straddle rows is decoded to f32 at load and noted.
 
 use basert_model::{Attention, Ffn, GatedDelta, LayerSpec, Mixer, ModelSpec, Moe};
 

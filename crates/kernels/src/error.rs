@@ -32,12 +32,6 @@ pub enum KernelError {
         /// Why.
         source: std::io::Error,
     },
-    /// An encoding that has to be decoded to floats before the kernels can run it.
-    #[error("weights of {encoding} have no kernel: decode them to f32 first")]
-    Encoding {
-        /// What it is.
-        encoding: &'static str,
-    },
     /// A group size outside 16, 32 and the multiples of 64.
     #[error("weight groups of {group} have no kernel (16, 32 or a multiple of 64): decode them to f32 first")]
     Group {

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::sync::LazyLock;
 
-use basert_quant::{Encoding, FloatDtype, Fp4, ScaleDtype};
+use basert_quant::ggml::{SUPER, super_group, super_scales};
+use basert_quant::{Encoding, FloatDtype, Fp4, GgmlType, ScaleDtype};
 use half::{bf16, f16};
 
 use crate::KernelError;
@@ -56,14 +57,21 @@ pub enum Weights<'a> {
         /// One byte per group.
         scales: &'a [u8],
     },
+    /// GGUF K-quant super-blocks of 256 columns, byte for byte.
+    Super {
+        /// Q4_K, Q5_K or Q6_K.
+        kind: GgmlType,
+        /// `rows·cols/256` blocks.
+        blocks: &'a [u8],
+    },
 }
 
 impl<'a> Matrix<'a> {
     /// A matrix over a tensor's whole payload (codes, scales, biases).
     ///
     /// # Errors
-    /// If the payload's length is not that of the shape, or the encoding has no kernel: GGUF super-blocks, groups other
-    /// than 16, 32 and multiples of 64, and groups that straddle rows. Such weights can be decoded to f32.
+    /// If the payload's length is not that of the shape, or the encoding has no kernel: groups other than 16, 32 and
+    /// multiples of 64, and groups or super-blocks that straddle rows. Such weights can be decoded to f32.
     pub fn new(
         encoding: Encoding,
         rows: usize,
@@ -72,9 +80,6 @@ impl<'a> Matrix<'a> {
     ) -> Result<Matrix<'a>, KernelError> {
         let elements = rows.checked_mul(cols).ok_or(KernelError::TooLarge { rows, cols })?;
         let group = encoding.group();
-        if let Encoding::Super(kind) = encoding {
-            return Err(KernelError::Encoding { encoding: kind.name() });
-        }
         if matches!(encoding, Encoding::Affine { .. })
             && !(matches!(group, 16 | 32) || group.is_multiple_of(64))
         {
@@ -97,7 +102,7 @@ impl<'a> Matrix<'a> {
                 Weights::Affine { bits, group, scale, symmetric, codes, scales, biases }
             }
             Encoding::Fp4(kind) => Weights::Fp4 { kind, codes, scales },
-            Encoding::Super(kind) => return Err(KernelError::Encoding { encoding: kind.name() }),
+            Encoding::Super(kind) => Weights::Super { kind, blocks: codes },
         };
         Ok(Matrix { rows, cols, weights })
     }
@@ -131,6 +136,9 @@ impl<'a> Matrix<'a> {
                 codes: cut(codes, self.cols / 2),
                 scales: cut(scales, self.cols / kind.group()),
             },
+            Weights::Super { kind, blocks } => {
+                Weights::Super { kind, blocks: cut(blocks, self.cols / SUPER * kind.block_bytes()) }
+            }
         };
         Matrix { rows: range.len(), cols: self.cols, weights }
     }
@@ -142,25 +150,23 @@ impl<'a> Matrix<'a> {
             Weights::Float { .. } => None,
             Weights::Affine { bits, group, scale, symmetric, codes, scales, biases } => {
                 let coding = Coding::Affine { bits, symmetric };
+                let scales = Scales::Stored { format: ScaleFormat::Affine(scale), scales, biases };
+                Some(Quantized { cols, group, coding, scales, codes })
+            }
+            Weights::Fp4 { kind, codes, scales } => {
+                let scales = Scales::Stored { format: ScaleFormat::Fp4(kind), scales, biases: &[] };
+                Some(Quantized { cols, group: kind.group(), coding: Coding::Fp4, scales, codes })
+            }
+            Weights::Super { kind, blocks } => {
+                let group = super_group(kind)?;
                 Some(Quantized {
                     cols,
                     group,
-                    coding,
-                    scale: ScaleFormat::Affine(scale),
-                    codes,
-                    scales,
-                    biases,
+                    coding: Coding::Super(kind),
+                    scales: Scales::InBlocks,
+                    codes: blocks,
                 })
             }
-            Weights::Fp4 { kind, codes, scales } => Some(Quantized {
-                cols,
-                group: kind.group(),
-                coding: Coding::Fp4,
-                scale: ScaleFormat::Fp4(kind),
-                codes,
-                scales,
-                biases: &[],
-            }),
         }
     }
 }
@@ -173,11 +179,23 @@ pub(crate) struct Quantized<'a> {
     /// Elements per scale.
     pub group: usize,
     pub coding: Coding,
-    pub scale: ScaleFormat,
+    pub scales: Scales<'a>,
+    /// Packed codes, or whole super-blocks.
     pub codes: &'a [u8],
-    pub scales: &'a [u8],
-    /// Stored biases; empty where the bias follows from the scale.
-    pub biases: &'a [u8],
+}
+
+/// Where scales and biases are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Scales<'a> {
+    /// In regions of their own, one per group.
+    Stored {
+        format: ScaleFormat,
+        scales: &'a [u8],
+        /// Empty where the bias follows from the scale.
+        biases: &'a [u8],
+    },
+    /// In the super-blocks.
+    InBlocks,
 }
 
 /// How stored codes become `q`, and `b` follows from the scale.
@@ -192,6 +210,10 @@ pub(crate) enum Coding {
     },
     /// Doubled E2M1 values plus 12, so `s` is half the stored scale and `b = -12·s`.
     Fp4,
+    /// In K-quant super-blocks, at most 63.
+    Super(GgmlType),
+    /// One byte each, at most 63: super-blocks that were taken apart.
+    Plain,
 }
 
 /// How stored scales are read.
@@ -210,22 +232,38 @@ impl<'a> Quantized<'a> {
         self.group.min(64)
     }
 
+    /// Super-block `index` of row `row`.
+    pub fn super_block(&self, row: usize, index: usize) -> &'a [u8] {
+        let bytes = self.row_bytes() / (self.cols / SUPER);
+        &self.row(row)[index * bytes..][..bytes]
+    }
+
     /// Scales per row.
     pub fn groups(&self) -> usize {
         self.cols / self.group
     }
 
-    /// Packed bits per code.
+    /// Whether codes can be larger than 63.
+    pub fn is_wide(&self) -> bool {
+        matches!(self.coding, Coding::Affine { bits: 8, .. })
+    }
+
+    /// Packed bits per code; of super-blocks, scales included, rounded down.
     pub fn bits(&self) -> usize {
         match self.coding {
             Coding::Affine { bits, .. } => bits as usize,
             Coding::Fp4 => 4,
+            Coding::Super(kind) => kind.block_bytes() * 8 / SUPER,
+            Coding::Plain => 8,
         }
     }
 
     /// Bytes of the packed codes of one row.
     pub fn row_bytes(&self) -> usize {
-        self.cols / 8 * self.bits()
+        match self.coding {
+            Coding::Super(kind) => self.cols / SUPER * kind.block_bytes(),
+            _ => self.cols / 8 * self.bits(),
+        }
     }
 
     /// Packed codes of one row.
@@ -236,7 +274,7 @@ impl<'a> Quantized<'a> {
     /// `b / s` where biases are not stored.
     pub fn bias_factor(&self) -> Option<f32> {
         match self.coding {
-            Coding::Affine { symmetric: false, .. } => None,
+            Coding::Affine { symmetric: false, .. } | Coding::Super(_) | Coding::Plain => None,
             Coding::Affine { bits, symmetric: true } => Some(-((1u32 << (bits - 1)) as f32)),
             Coding::Fp4 => Some(-12.0),
         }
@@ -244,13 +282,20 @@ impl<'a> Quantized<'a> {
 
     /// `s` and `b` of group `group` of row `row`.
     pub fn scale_and_bias(&self, row: usize, group: usize) -> (f32, f32) {
-        let index = row * self.groups() + group;
-        let s = self.scale.get(self.scales, index);
-        let b = match self.bias_factor() {
-            Some(factor) => factor * s,
-            None => self.scale.get(self.biases, index),
-        };
-        (s, b)
+        match (self.scales, self.coding) {
+            (Scales::Stored { format, scales, biases }, _) => {
+                let index = row * self.groups() + group;
+                let s = format.get(scales, index);
+                (s, self.bias_factor().map_or_else(|| format.get(biases, index), |factor| factor * s))
+            }
+            (Scales::InBlocks, Coding::Super(kind)) => {
+                let per_block = SUPER / self.group;
+                let (mut scales, mut biases) = ([0.0; 16], [0.0; 16]);
+                super_scales(kind, self.super_block(row, group / per_block), &mut scales, &mut biases);
+                (scales[group % per_block], biases[group % per_block])
+            }
+            (Scales::InBlocks, _) => unreachable!("only super-blocks hold scales"),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Quantised linear layers: integer products inside a block, a fixed order of fused multiply-adds across blocks.
 
+use basert_quant::ggml::super_codes;
 use basert_quant::unpack_codes;
 
 use crate::matrix::{Coding, FP4_CODES, Quantized};
@@ -69,6 +70,12 @@ pub(crate) fn affine_linear(mut a: AffineLinear<'_>) {
 
 /// The codes `q` of one row, one per byte.
 pub(crate) fn unpack_row(w: &Quantized<'_>, row: usize, out: &mut [u8]) {
+    if let Coding::Super(kind) = w.coding {
+        for (index, codes) in out.as_chunks_mut().0.iter_mut().enumerate() {
+            super_codes(kind, w.super_block(row, index), codes);
+        }
+        return;
+    }
     // `Matrix::new` admits only widths that unpack, and the row has the length of its codes.
     let unpacked = unpack_codes(w.bits() as u32, w.row(row), out);
     debug_assert!(unpacked.is_ok());

@@ -1,6 +1,6 @@
 //! Linear layers with float weights, and decoding of single rows.
 
-use basert_quant::FloatDtype;
+use basert_quant::{FloatDtype, GgmlType};
 use half::{bf16, f16};
 
 use super::affine::unpack_row;
@@ -66,7 +66,8 @@ fn decode_quantized(w: &Quantized<'_>, row: usize, out: &mut [f32], local: &mut 
         let (s, b) = w.scale_and_bias(row, group);
         // Centred codes times a scale lose nothing by going through the integer form.
         let (centre, b) = match (w.coding, w.bias_factor()) {
-            (Coding::Affine { symmetric: false, .. }, _) | (_, None) => (0.0, Some(b)),
+            (Coding::Super(GgmlType::Q6K), _) => (32.0, None),
+            (_, None) => (0.0, Some(b)),
             (_, Some(factor)) => (-factor, None),
         };
         for (out, code) in out.iter_mut().zip(codes) {

@@ -7,8 +7,8 @@
 
 use super::scales::{Rows, decode_scales};
 use super::tile::many_tokens;
-use crate::matrix::{Coding, FP4_CODES, Quantized};
-use crate::reference::affine::{Activations, AffineLinear};
+use crate::matrix::{Coding, FP4_CODES, Quantized, Scales};
+use crate::reference::affine::{Activations, AffineLinear, unpack_row};
 use crate::scratch::{Line, Local, grown};
 use crate::shared::ColumnBlock;
 use crate::vector::{Simd, padded};
@@ -26,13 +26,17 @@ pub(crate) const TILE_TOKENS: usize = 8;
 #[inline(always)]
 pub(crate) fn affine_linear<S: Simd>(s: S, mut a: AffineLinear<'_>) {
     let (w, x, rows) = (a.weights, a.x, a.out.width());
-    let Local { lines, biases, tile: units, .. } = a.local;
+    let Local { lines, biases, tile: units, bytes, .. } = a.local;
     let scales = grown(lines, w.groups(), Line([0.0; TILE_ROWS]));
     let biases = grown(biases, w.groups(), Line([0.0; TILE_ROWS]));
     for first in (0..rows).step_by(TILE_ROWS) {
         let count = TILE_ROWS.min(rows - first);
         let numbers = tile_rows(a.first_row + first, count);
         decode_scales(s, &w, &numbers, scales, biases);
+        let (w, numbers) = match w.coding {
+            Coding::Super(_) => taken_apart(w, &numbers, bytes),
+            _ => (w, numbers),
+        };
         let mut tile = Tile { w, numbers, scales, biases, copies: [[0; BLOCK]; 8] };
         let mut out = TileOut { out: &mut a.out, first, count };
         if x.tokens >= TILE_TOKENS {
@@ -41,6 +45,7 @@ pub(crate) fn affine_linear<S: Simd>(s: S, mut a: AffineLinear<'_>) {
         }
         match (w.coding, w.bits()) {
             (Coding::Fp4, _) => by_block::<S, Fp4Codes>(s, &mut tile, &x, &mut out),
+            (Coding::Plain, _) => by_block::<S, Plain>(s, &mut tile, &x, &mut out),
             (_, 4) => by_block::<S, Nibbles>(s, &mut tile, &x, &mut out),
             (_, 8) => by_block::<S, Bytes>(s, &mut tile, &x, &mut out),
             _ => by_block::<S, Narrow>(s, &mut tile, &x, &mut out),
@@ -83,6 +88,23 @@ fn tile_rows(first: usize, count: usize) -> [usize; TILE_ROWS] {
         *row = first + i.min(count - 1);
     }
     rows
+}
+
+/// The codes of sixteen rows of super-blocks, one to a byte, as a matrix of their own.
+fn taken_apart<'a>(
+    w: Quantized<'_>,
+    numbers: &[usize; TILE_ROWS],
+    bytes: &'a mut Vec<u8>,
+) -> (Quantized<'a>, [usize; TILE_ROWS]) {
+    let codes = grown(bytes, TILE_ROWS * w.cols, 0);
+    for (codes, row) in codes.chunks_exact_mut(w.cols).zip(numbers) {
+        // The same rows of the next tile.
+        super::prefetch(w.row(*row).as_ptr().wrapping_add(TILE_ROWS * w.row_bytes()));
+        unpack_row(&w, *row, codes);
+    }
+    let apart =
+        Quantized { cols: w.cols, group: w.group, coding: Coding::Plain, scales: Scales::InBlocks, codes };
+    (apart, std::array::from_fn(|row| row))
 }
 
 #[inline(always)]
@@ -159,6 +181,21 @@ impl Source for Bytes {
     #[inline(always)]
     fn offset<S: Simd>() -> i32 {
         S::CODE_OFFSET
+    }
+}
+
+/// Codes of at most 63, one to a byte.
+struct Plain;
+
+impl Source for Plain {
+    #[inline(always)]
+    fn dot<S: Simd>(s: S, packed: &[u8; BLOCK], _bits: usize, x: S::Bytes) -> S::Partial {
+        s.dot_codes(s.split(packed), x)
+    }
+
+    #[inline(always)]
+    fn activations<'a>(x: &Activations<'a>) -> &'a [[i8; BLOCK]] {
+        x.packed.split
     }
 }
 

@@ -1,7 +1,9 @@
 //! Scales and biases of a tile of rows, decoded and transposed so that rows are lanes.
 
+use basert_quant::ggml::{SUPER, super_scales};
+
 use super::affine::TILE_ROWS;
-use crate::matrix::{Quantized, ScaleReader};
+use crate::matrix::{Coding, Quantized, ScaleFormat, ScaleReader, Scales};
 use crate::scratch::Line;
 use crate::vector::Simd;
 
@@ -20,9 +22,13 @@ pub(crate) fn decode_scales<S: Simd>(
     scales: &mut [Rows], // [groups]
     biases: &mut [Rows], // [groups]
 ) {
-    decode(simd, w, w.scales, rows, scales);
+    let (format, regions) = match w.scales {
+        Scales::Stored { format, scales, biases } => (format, [scales, biases]),
+        Scales::InBlocks => return from_blocks(w, rows, scales, biases),
+    };
+    decode(simd, w, format, regions[0], rows, scales);
     match w.bias_factor() {
-        None => decode(simd, w, w.biases, rows, biases),
+        None => decode(simd, w, format, regions[1], rows, biases),
         Some(factor) => {
             let factor = simd.splat(factor);
             for (s, b) in scales.iter().zip(biases) {
@@ -33,8 +39,15 @@ pub(crate) fn decode_scales<S: Simd>(
 }
 
 #[inline(always)]
-fn decode<S: Simd>(simd: S, w: &Quantized<'_>, region: &[u8], rows: &[usize; TILE_ROWS], out: &mut [Rows]) {
-    let bf16 = match w.scale.reader() {
+fn decode<S: Simd>(
+    simd: S,
+    w: &Quantized<'_>,
+    format: ScaleFormat,
+    region: &[u8],
+    rows: &[usize; TILE_ROWS],
+    out: &mut [Rows],
+) {
+    let bf16 = match format.reader() {
         ScaleReader::Bf16 => true,
         ScaleReader::F16 => false,
         ScaleReader::Table(values) => return decode_bytes(values, region, w.groups(), rows, out),
@@ -44,6 +57,22 @@ fn decode<S: Simd>(simd: S, w: &Quantized<'_>, region: &[u8], rows: &[usize; TIL
         for (column, out) in columns.iter().zip(out) {
             let values = if bf16 { simd.load_bf16(column) } else { simd.load_f16(column) };
             simd.store(values, &mut out.0);
+        }
+    }
+}
+
+/// Scales and biases inside super-blocks, one block at a time.
+fn from_blocks(w: &Quantized<'_>, rows: &[usize; TILE_ROWS], scales: &mut [Rows], biases: &mut [Rows]) {
+    let Coding::Super(kind) = w.coding else { return };
+    let per_block = SUPER / w.group;
+    for (lane, row) in rows.iter().enumerate() {
+        let blocks = scales.chunks_exact_mut(per_block).zip(biases.chunks_exact_mut(per_block));
+        for (index, (scales, biases)) in blocks.enumerate() {
+            let (mut s, mut b) = ([0.0; 16], [0.0; 16]);
+            super_scales(kind, w.super_block(*row, index), &mut s, &mut b);
+            for (group, (scales, biases)) in scales.iter_mut().zip(biases).enumerate() {
+                (scales.0[lane], biases.0[lane]) = (s[group], b[group]);
+            }
         }
     }
 }

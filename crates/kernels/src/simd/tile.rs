@@ -32,9 +32,9 @@ pub(crate) fn many_tokens<S: Simd>(
     for token in (0..x.tokens).step_by(TOKENS) {
         // An odd last token is computed twice.
         let tokens = [token, (token + 1).min(x.tokens - 1)];
-        let acc = match tile.w.bits() {
-            8 => token_pair::<S, true>(s, tile, units, x, tokens),
-            _ => token_pair::<S, false>(s, tile, units, x, tokens),
+        let acc = match tile.w.is_wide() {
+            true => token_pair::<S, true>(s, tile, units, x, tokens),
+            false => token_pair::<S, false>(s, tile, units, x, tokens),
         };
         for t in 0..TOKENS {
             out.store(s, tokens[t], acc[t]);

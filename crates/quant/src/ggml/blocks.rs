@@ -5,7 +5,7 @@ use half::f16;
 
 /// The binary16 at byte `at`.
 #[inline(always)]
-fn half_at<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> f32 {
+pub(super) fn half_at<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
@@ -75,7 +75,7 @@ pub(super) fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
 
 /// The eight 6-bit (scale, minimum) pairs of Q4_K and Q5_K, from twelve bytes at byte 4.
 #[inline(always)]
-fn scales_and_mins<const BYTES: usize>(block: &[u8; BYTES]) -> [(f32, f32); 8] {
+pub(super) fn scales_and_mins<const BYTES: usize>(block: &[u8; BYTES]) -> [(f32, f32); 8] {
     let s = &block[4..16];
     std::array::from_fn(|j| {
         let (scale, min) = if j < 4 {

@@ -4,11 +4,13 @@
 
 mod blocks;
 mod exact;
+mod parts;
 
 use std::fmt;
 
 use crate::{FloatDtype, QuantError, float};
 pub use exact::repack;
+pub use parts::{SUPER, super_codes, super_group, super_scales};
 
 /// A ggml tensor type. All assigned types are here, so that files can be sized and listed; [`decode`] covers those
 /// for which [`GgmlType::is_supported`] holds.

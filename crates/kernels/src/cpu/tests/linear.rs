@@ -26,6 +26,9 @@ fn quantized() -> Vec<(Encoding, Vec<usize>)> {
             }
         }
     }
+    for kind in [GgmlType::Q4K, GgmlType::Q5K, GgmlType::Q6K] {
+        all.push((Encoding::Super(kind), vec![256, 768]));
+    }
     all.push((Encoding::Fp4(Fp4::Mx), vec![32, 96, 320]));
     all.push((Encoding::Fp4(Fp4::Nv), vec![16, 48, 208]));
     all
@@ -42,6 +45,16 @@ fn arbitrary(rng: &mut Rng, encoding: Encoding, rows: usize, cols: usize) -> Vec
 /// A payload with ordinary numbers.
 fn ordinary(rng: &mut Rng, encoding: Encoding, rows: usize, cols: usize) -> Vec<u8> {
     let mut payload = Vec::new();
+    if let Encoding::Super(kind) = encoding {
+        payload = arbitrary(rng, encoding, rows, cols);
+        let factors = if kind == GgmlType::Q6K { 208..210 } else { 0..4 };
+        for block in payload.chunks_exact_mut(kind.block_bytes()) {
+            for factor in block[factors.clone()].chunks_exact_mut(2) {
+                factor.copy_from_slice(&half::f16::from_f32(0.001 + rng.floats(1)[0].abs()).to_le_bytes());
+            }
+        }
+        return payload;
+    }
     match encoding.encode(&rng.floats(rows * cols), &mut payload) {
         Ok(()) => payload,
         // e8m0 biases cannot be encoded from values; positive ones around 1 do as well.
@@ -244,12 +257,12 @@ fn quantized_layers_equal_the_product_of_the_dequantized() {
             let mut weights = vec![0.0; rows * cols];
             encoding.decode(&payload, rows * cols, 0, &mut weights).unwrap();
             let x = rng.floats(cols);
-            let xq = dequantized_activations(&x, encoding.group().min(64));
+            let w = Matrix::new(encoding, rows, cols, &payload).unwrap();
+            let xq = dequantized_activations(&x, w.quantized().unwrap().block());
             let truth: Vec<f64> = weights
                 .chunks(cols)
                 .map(|w| w.iter().zip(&xq).map(|(w, x)| f64::from(*w) * x).sum())
                 .collect();
-            let w = Matrix::new(encoding, rows, cols, &payload).unwrap();
             let found = linear(&Cpu::new(Isa::best(), 1).unwrap(), w, &x);
             assert_close(&found, &truth, 1e-5, format_args!("{encoding:?} [{rows}, {cols}]"));
         }
@@ -395,7 +408,9 @@ fn a_slice_of_rows_is_a_matrix_of_its_own() {
 fn weights_without_a_kernel_are_refused_by_name() {
     let affine = |bits, group| Encoding::Affine { bits, group, scale: ScaleDtype::F16, symmetric: false };
     let refused = |encoding, rows, cols, len| Matrix::new(encoding, rows, cols, &vec![0; len]).unwrap_err();
-    assert!(matches!(refused(Encoding::Super(GgmlType::Q4K), 1, 256, 144), KernelError::Encoding { .. }));
+    let straddling = refused(Encoding::Super(GgmlType::Q4K), 2, 128, 144);
+    assert!(matches!(straddling, KernelError::Straddle { cols: 128, group: 256 }));
+    assert!(matches!(refused(Encoding::Super(GgmlType::Q2K), 1, 256, 84), KernelError::Quant(_)));
     assert!(matches!(refused(affine(4, 24), 1, 48, 0), KernelError::Group { group: 24 }));
     assert!(matches!(refused(affine(8, 128), 2, 192, 0), KernelError::Straddle { cols: 192, group: 128 }));
     assert!(matches!(refused(affine(7, 64), 1, 64, 0), KernelError::Quant(_)));
@@ -470,7 +485,7 @@ fn assemble(encoding: Encoding, rows: usize, cols: usize, regions: &[AtTheEdge; 
             Weights::Affine { bits, group, scale, symmetric, codes, scales, biases }
         }
         Encoding::Fp4(kind) => Weights::Fp4 { kind, codes, scales },
-        Encoding::Super(_) => unreachable!("not among the cases"),
+        Encoding::Super(kind) => Weights::Super { kind, blocks: codes },
     };
     Matrix { rows, cols, weights }
 }
