@@ -35,7 +35,7 @@ pub struct Importance {
 
 impl Importance {
     /// Importance for the model `spec`: by canonical name of a weight, the mean squared activation of each column over
-    /// `tokens` tokens; of a stack of experts, for each expert over the tokens it saw (0 if none).
+    /// `tokens` tokens; of a stack of experts, for each expert.
     ///
     /// # Errors
     /// [`ConvertError::Importance`] for weights that the model does not have, or of other sizes.

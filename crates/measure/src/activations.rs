@@ -14,6 +14,10 @@ use crate::{MeasureError, Progress};
 /// what memory holds.
 const BATCH: usize = 2048;
 
+/// Average tokens that every expert is taken to have seen. A rare expert's few tokens would otherwise decide alone
+/// which of its columns matter, and those of an expert that saw none would not.
+const PRIOR: f64 = 32.0;
+
 /// Squared inputs of one weight.
 struct Squares {
     /// Inputs, and rows of one expert; of a plain weight all rows.
@@ -39,17 +43,28 @@ impl Squares {
         }
     }
 
+    /// Means; an expert's lean towards those of all experts, as if it had seen [`PRIOR`] average tokens more.
     fn mean(&self) -> Vec<f32> {
-        let experts = self.sums.chunks_exact(self.cols.max(1)).zip(&self.tokens);
-        experts
-            .flat_map(|(sums, &tokens)| sums.iter().map(move |sum| (sum / tokens.max(1) as f64) as f32))
-            .collect()
+        let (cols, tokens) = (self.cols.max(1), self.tokens.iter().sum::<u64>().max(1) as f64);
+        let of_column = |column| self.sums.iter().skip(column).step_by(cols).sum::<f64>() / tokens;
+        let all: Vec<f64> = (0..self.cols).map(of_column).collect();
+        if self.tokens.len() == 1 {
+            return all.into_iter().map(|mean| mean as f32).collect();
+        }
+        let experts = self.sums.chunks_exact(cols).zip(&self.tokens);
+        let blend = |(sums, &tokens): (&[f64], &u64)| {
+            let columns = sums.iter().zip(&all);
+            columns
+                .map(|(sum, all)| ((sum + PRIOR * all) / (tokens as f64 + PRIOR)) as f32)
+                .collect::<Vec<_>>()
+        };
+        experts.flat_map(blend).collect()
     }
 }
 
 /// The mean squared input of every column of every weight that multiplies activations, over `ids` in windows of
-/// `window` tokens, each from an empty cache: `[cols]`, or `[experts, cols]` flattened, where each expert counts the
-/// tokens it saw; 0 if it saw none. Weights are streamed from the source, in f32.
+/// `window` tokens, each from an empty cache: `[cols]`, or `[experts, cols]` flattened, over the tokens that each
+/// expert saw, with experts that saw few close to the mean of all. Weights are streamed from the source, in f32.
 ///
 /// # Errors
 /// No tokens, or what [`stream`] refuses; [`MeasureError::Stopped`] when `progress` says so, which is asked between
@@ -94,5 +109,37 @@ pub fn activations(
     match means.iter().find(|(_, means)| means.iter().any(|mean| !mean.is_finite())) {
         Some((weight, _)) => Err(MeasureError::Activations { weight: weight.clone() }),
         None => Ok(means),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn input(rows: std::ops::Range<usize>, x: &[f32]) -> LinearInput<'_> {
+        LinearInput { weight: "w", rows, x, cols: 2 }
+    }
+
+    #[test]
+    fn plain_weights_have_the_mean_over_all_tokens() {
+        let mut squares = Squares { cols: 2, rows: 3, sums: vec![0.0; 2], tokens: vec![0] };
+        squares.add(&input(0..3, &[1.0, 2.0, 3.0, 0.0]));
+        squares.add(&input(0..3, &[1.0, -2.0]));
+        assert_eq!(squares.mean(), [11.0 / 3.0, 8.0 / 3.0]);
+    }
+
+    #[test]
+    fn experts_have_means_of_their_own_and_a_silent_one_that_of_all() {
+        let mut squares = Squares { cols: 2, rows: 3, sums: vec![0.0; 6], tokens: vec![0; 3] };
+        for _ in 0..320 {
+            squares.add(&input(3..6, &[2.0, 0.0]));
+        }
+        squares.add(&input(6..9, &[0.0, 3.0]));
+        let mean = squares.mean();
+        let all = [4.0 * 320.0 / 321.0, 9.0 / 321.0];
+        assert!((mean[0] - all[0]).abs() < 1e-6 && (mean[1] - all[1]).abs() < 1e-6, "{mean:?}");
+        assert!((mean[2] - 4.0).abs() < 0.01 && mean[3] < 0.01, "{mean:?}");
+        // One token weighs little.
+        assert!(mean[4] > 3.5 && mean[5] < 0.4, "{mean:?}");
     }
 }
