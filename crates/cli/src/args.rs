@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use basert_convert::{Compat, Convention, Outtype, Target};
+use basert_convert::{Compat, Convention, Method, Outtype, Target};
 use basert_quant::ScaleDtype;
 use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue};
@@ -78,6 +78,10 @@ pub enum Command {
     #[command(after_help = CONVERT_EXAMPLES)]
     Convert(ConvertArgs),
 
+    /// List the built-in quantisation profiles, or print one
+    #[command(after_help = PROFILES_EXAMPLES)]
+    Profiles(ProfilesArgs),
+
     /// Check that a .base file is intact and still computes what it did when it was converted
     #[command(after_help = VERIFY_EXAMPLES)]
     Verify(VerifyArgs),
@@ -103,7 +107,9 @@ const CONVERT_EXAMPLES: &str = "\
 Examples:
   basert convert ./Qwen3-0.6B                        writes ./Qwen3-0.6B-base-q4.base
   basert convert ./Qwen3-0.6B --target q8 -o q.base
+  basert convert ./Qwen3.5-35B-A3B --profile hybrid  experts 4 bits, attention and head more
   basert convert smollm2-q4_1.gguf                   keeps every quantised tensor exactly
+  basert convert ./Qwen3-0.6B --method awq --calibration book.txt
   basert convert ./Qwen3.5-4B-MLX-4bit --plan        says what would become of every tensor
   basert convert ./Qwen3-0.6B --json | jq .fallbacks
   basert convert ./Qwen3.5-35B-A3B --resume          continues where an earlier attempt stopped
@@ -132,6 +138,10 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "TARGET", default_value = "auto", value_parser = target)]
     pub target: Target,
 
+    /// Let a profile say by name what each tensor becomes: a built-in name (`basert profiles` lists them) or a JSON file
+    #[arg(long, value_name = "NAME|FILE", conflicts_with_all = ["target", "group", "scales"])]
+    pub profile: Option<PathBuf>,
+
     /// Weights that share a scale: 32, 64 or 128 [default: 32 for q2 and q3, 64 for q4 to q6, 128 for q8]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub group: Option<usize>,
@@ -139,6 +149,14 @@ pub struct ConvertArgs {
     /// Format of the scales: f16, or bf16 for weights beyond 65504
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = scales)]
     pub scales: ScaleDtype,
+
+    /// How scales are found: rtn rounds to nearest, mse searches for the least squared error, awq also scales columns by
+    /// their activations [default: mse for 2 to 4 bits and with importance, else rtn]
+    #[arg(long, value_name = "METHOD", value_parser = method)]
+    pub method: Option<Method>,
+
+    #[command(flatten)]
+    pub calibration: CalibrationOptions,
 
     /// Quantise again what is quantised already, from its exact values, where the target asks for it
     #[arg(long)]
@@ -157,7 +175,10 @@ pub struct ConvertArgs {
     /// all. The file has no tokenizer: it takes and gives token ids
     #[arg(
         long, value_name = "GEOMETRY",
-        conflicts_with_all = ["source", "plan", "allow_quant_from_quant", "source_convention", "no_tokenizer", "compat"]
+        conflicts_with_all = [
+            "source", "plan", "allow_quant_from_quant", "source_convention", "no_tokenizer", "compat", "profile", "method",
+            "calibration", "importance", "resume",
+        ]
     )]
     pub synthetic: Option<String>,
 
@@ -202,6 +223,33 @@ pub struct ConvertArgs {
 fn target(s: &str) -> Result<Target, String> {
     let prefix = if s.starts_with('q') { "base-" } else { "" };
     format!("{prefix}{s}").parse().map_err(|e: basert_convert::ConvertError| e.to_string())
+}
+
+/// Where importance comes from and goes to.
+#[derive(Args, Debug)]
+pub struct CalibrationOptions {
+    /// Text that the model reads first, to learn which columns of its weights matter
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["importance", "plan"])]
+    pub calibration: Option<PathBuf>,
+
+    /// Tokens of the calibration text that are read, in windows of 512
+    #[arg(
+        long, value_name = "N", default_value = "4096", value_parser = positive, requires = "calibration"
+    )]
+    pub calibration_tokens: usize,
+
+    /// Keep what the calibration found in this file
+    #[arg(long, value_name = "FILE", requires = "calibration")]
+    pub save_importance: Option<PathBuf>,
+
+    /// Use what an earlier calibration of the same model kept
+    #[arg(long, value_name = "FILE")]
+    pub importance: Option<PathBuf>,
+}
+
+/// A quantisation method in the converter's spelling.
+fn method(s: &str) -> Result<Method, String> {
+    s.parse().map_err(|e: basert_convert::ConvertError| e.to_string())
 }
 
 /// A convention in the converter's spelling.
@@ -270,6 +318,23 @@ pub struct ExportArgs {
 /// A ggml type in the converter's spelling.
 fn outtype(s: &str) -> Result<Outtype, String> {
     s.parse().map_err(|e: basert_convert::ConvertError| e.to_string())
+}
+
+const PROFILES_EXAMPLES: &str = "\
+Examples:
+  basert profiles                          lists them
+  basert profiles moe > mine.json          a start for a profile of your own
+  basert convert ./Qwen3-30B-A3B --profile mine.json";
+
+#[derive(Args, Debug)]
+pub struct ProfilesArgs {
+    /// The profile to print, as the JSON that --profile reads
+    #[arg(value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// Print the list as a JSON array
+    #[arg(long, conflicts_with = "name")]
+    pub json: bool,
 }
 
 const INSPECT_EXAMPLES: &str = "\

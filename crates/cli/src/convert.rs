@@ -4,7 +4,7 @@ use std::error::Error;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use basert_convert::{ConvertError, Options, Progress, Report, SelfCheck, same_file};
+use basert_convert::{ConvertError, Options, Profile, Progress, Report, SelfCheck, same_file};
 use basert_format::{Header, Output};
 use basert_measure::{Check, QualityRecord};
 use basert_text::Tokenizer;
@@ -16,25 +16,28 @@ use crate::bundle::quoted;
 use crate::failure::{Failure, Outcome};
 use crate::units::bytes;
 use crate::verify::record_in_words;
-use crate::{interrupt, output, place, progress};
+use crate::{calibrate, interrupt, output, place, progress};
 
 mod synthetic;
 
 /// Runs the command.
 pub fn run(args: &ConvertArgs) -> Outcome {
-    let options = options(args);
+    let options = options(args)?;
     match (&args.synthetic, &args.source) {
         (Some(geometry), _) => synthetic::run(geometry, args, &options),
         // Clap waives what an argument requires if that would clash with another.
         (None, _) if args.layers.is_some() => Err(Failure::new("--layers goes with --synthetic only")),
-        (None, Some(source)) => convert(source, args, &options),
+        (None, Some(source)) => convert(source, args, options),
         (None, None) => Err(Failure::new("there is nothing to convert")),
     }
 }
 
-fn options(args: &ConvertArgs) -> Options {
-    Options {
+fn options(args: &ConvertArgs) -> Outcome<Options> {
+    Ok(Options {
         target: args.target,
+        profile: args.profile.as_deref().map(Profile::load).transpose().map_err(|e| failed(&e))?,
+        method: args.method,
+        importance: calibrate::saved(&args.calibration)?,
         group: args.group,
         scale: args.scales,
         allow_quant_from_quant: args.allow_quant_from_quant,
@@ -43,31 +46,32 @@ fn options(args: &ConvertArgs) -> Options {
         threads: args.threads,
         allow_missing_tokenizer: args.no_tokenizer,
         ..Options::default()
-    }
+    })
 }
 
-fn convert(source: &Path, args: &ConvertArgs, options: &Options) -> Outcome {
+fn convert(source: &Path, args: &ConvertArgs, options: Options) -> Outcome {
     if args.plan {
-        let report = basert_convert::plan(source, options).map_err(|e| failed(&e))?;
-        let check = basert_convert::with_source(source, options, |model| Check::peak_bytes(&model.spec));
+        let report = basert_convert::plan(source, &options).map_err(|e| failed(&e))?;
+        let check = basert_convert::with_source(source, &options, |model| Check::peak_bytes(&model.spec));
         let check = if args.no_check { None } else { Some(check.map_err(|e| failed(&e))?) };
         return show_plan(&report, check, args.json);
     }
     let output = match &args.output {
         Some(path) => path.clone(),
         None => {
-            let target = basert_convert::resolve_target(source, options).map_err(|e| failed(&e))?;
-            default_output(source, target.name())?
+            let target = basert_convert::resolve_goal(source, &options).map_err(|e| failed(&e))?;
+            default_output(source, &target)?
         }
     };
     check_output(source, &output, args.force)?;
+    let options = calibrate::collect(source, args, options)?;
 
     let place = guarded(Output::new(&output).replace(args.force).keep(args.resume))?;
     remark_on_unfinished(&place);
     let mut bar = Bar::new();
     let mut check = Check { tokenize: &tokenize, threads: args.threads };
     let check = if args.no_check { None } else { Some(&mut check as &mut dyn SelfCheck) };
-    let result = basert_convert::convert_to(source, &place, options, &mut bar, check);
+    let result = basert_convert::convert_to(source, &place, &options, &mut bar, check);
     bar.clear();
     let report = result.map_err(|e| {
         if !matches!(e, ConvertError::Resume { .. }) {

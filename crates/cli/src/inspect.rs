@@ -42,6 +42,9 @@ fn in_words(s: &Summary) -> String {
     line("file", format!("{} ({})", s.file, bytes(s.file_bytes)));
     line("arch", s.arch.clone());
     line("quant scheme", s.quant_scheme.clone());
+    if !s.quant_profile.is_empty() {
+        line("quant profile", s.quant_profile.clone());
+    }
     line("source", format!("{} ({})", s.source.filename, s.source.format));
     line("created", s.created_in_words());
     line("versions", s.versions_in_words());

@@ -1,11 +1,13 @@
 //! The `basert` command: arguments in, words out, no logic of its own.
 //!
-//! One module per command (`convert`, `export`, `verify`, `inspect`, `complete`, `eval`). `args` and `options` say what can be typed,
+//! One module per command (`convert`, `export`, `profiles`, `verify`, `inspect`, `complete`, `eval`).
+//! `args` and `options` say what can be typed,
 //! `output` is the only place that writes to the terminal, `failure` is how a command ends badly. Exit status: 0
 //! when all is well, 1 on an error, 2 on wrong usage, 128 and the number of a signal that ended it (130 after ^C).
 
 mod args;
 mod bundle;
+mod calibrate;
 mod complete;
 mod convert;
 mod eval;
@@ -16,6 +18,7 @@ mod interrupt;
 mod options;
 mod output;
 mod place;
+mod profiles;
 mod progress;
 mod schedule;
 mod selected;
@@ -31,6 +34,7 @@ fn main() -> ExitCode {
     let result = interrupt::report_file_size_limit().and_then(|()| match command {
         Command::Convert(args) => convert::run(&args),
         Command::Export(args) => export::run(&args),
+        Command::Profiles(args) => profiles::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Complete(args) => complete::run(&args),

@@ -13,14 +13,15 @@ use std::str::FromStr;
 
 use basert_format::{ComputeRegion, Header, HeaderFlags, Residency, SourceFormat};
 use basert_model::{Config, Role};
-use basert_quant::{Dtype, Encoding, FloatDtype, ScaleDtype};
+use basert_quant::{Encoding, FloatDtype, ScaleDtype};
 
 use crate::driver::GENERATION_KEY;
+use crate::options::Wanted;
 use crate::recipe::{Inventory, Part, Recipe, RowOrder};
 use crate::report::Dropped;
 use crate::source::Plan;
-use crate::storage::{self, Choice};
-use crate::{ConvertError, Options, Target};
+use crate::storage::{self, Choice, Wish};
+use crate::{ConvertError, Method, Options, Target};
 
 /// Whose files the output must look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,14 +68,17 @@ const OWN_TOWER_KEYS: [&str; 2] = ["vision_start_token_id", "vision_end_token_id
 /// Refuses options that the layout has no room for.
 ///
 /// # Errors
-/// Target f32, which the original has no scheme for.
+/// Target f32, which the original has no scheme for; profiles, whose symmetric and FP4 rules its engine has never
+/// seen; activation-aware factors, which f16 norms would round.
 pub(crate) fn check(options: &Options) -> Result<(), ConvertError> {
-    if options.compat.is_some() && options.target == Target::F32 {
-        return Err(ConvertError::Option(
-            "--compat basert: the original format has no f32 target; choose bf16 or f16".to_owned(),
-        ));
-    }
-    Ok(())
+    let why = match options {
+        Options { compat: None, .. } => return Ok(()),
+        Options { target: Target::F32, .. } => "the original format has no f32 target; choose bf16 or f16",
+        Options { profile: Some(_), .. } => "it goes with --target, not with --profile",
+        Options { method: Some(Method::Awq), .. } => "the layout's f16 norms would round the factors of awq",
+        _ => return Ok(()),
+    };
+    Err(ConvertError::Option(format!("--compat basert: {why}")))
 }
 
 /// Leaves out, fuses and orders what is to be written, if `options` ask for the layout.
@@ -173,14 +177,14 @@ pub(crate) fn rounds(recipe: &Recipe, options: &Options) -> bool {
 pub(crate) fn choose(
     inventory: &Inventory<'_>,
     recipe: &mut Recipe,
-    options: &Options,
+    wish: Wish,
     look: bool,
 ) -> Result<Choice, ConvertError> {
     if let Some(float) = fixed(recipe) {
         return Ok(Choice::float(float));
     }
-    let choice = storage::target(inventory, recipe, options, look);
-    match (choice.encoding, options.target.dtype()) {
+    let choice = storage::target(inventory, recipe, wish, look);
+    match (choice.encoding, wish.wanted) {
         (Encoding::Affine { symmetric: false, scale: ScaleDtype::F16 | ScaleDtype::Bf16, .. }, _)
             if !choice.fell_back =>
         {
@@ -189,12 +193,8 @@ pub(crate) fn choose(
         (Encoding::Fp4(_) | Encoding::Float(FloatDtype::F16 | FloatDtype::Bf16), _) if !choice.fell_back => {
             Ok(choice)
         }
-        (_, Some(dtype)) if choice.fell_back && recipe.role.is_none() => {
-            Ok(straddling(recipe, options, dtype))
-        }
-        (_, Some(dtype)) if choice.fell_back => {
-            Err(refused(inventory, recipe, &undivided(recipe, options, dtype)))
-        }
+        (_, Some(wanted)) if choice.fell_back && recipe.role.is_none() => Ok(straddling(recipe, wanted)),
+        (_, Some(wanted)) if choice.fell_back => Err(refused(inventory, recipe, &undivided(recipe, wanted))),
         (encoding, _) => {
             let stored = storage::describe(encoding);
             Err(refused(inventory, recipe, &format!("the original never writes {stored}; name a --target")))
@@ -203,19 +203,19 @@ pub(crate) fn choose(
 }
 
 /// A tower's matrix whose groups run on into the next row; f16 where the last one would not be whole.
-fn straddling(recipe: &mut Recipe, options: &Options, dtype: Dtype) -> Choice {
-    let group = options.wanted_group(dtype);
+fn straddling(recipe: &mut Recipe, wanted: Wanted) -> Choice {
+    let group = wanted.group_or_default();
     let [part] = &mut recipe.parts[..] else { return Choice::float(FloatDtype::F16) };
     let elements = part.rows * recipe.width;
     if !elements.is_multiple_of(group) || part.first_row != 0 {
         return Choice { fell_back: true, ..Choice::float(FloatDtype::F16) };
     }
     (recipe.width, part.rows) = (group, elements / group);
-    Choice { encoding: options.affine(dtype, group), repacked: false, fell_back: false }
+    Choice { encoding: wanted.encoding(group), repacked: false, fell_back: false }
 }
 
-fn undivided(recipe: &Recipe, options: &Options, dtype: Dtype) -> String {
-    let group = options.wanted_group(dtype);
+fn undivided(recipe: &Recipe, wanted: Wanted) -> String {
+    let group = wanted.group_or_default();
     format!("groups of {group} do not divide its rows of {}; choose a smaller --group", recipe.width)
 }
 

@@ -6,27 +6,30 @@ use std::time::Instant;
 
 use basert_format::{
     BaseFile, BaseWriter, ComputeRegion, Header, HeaderFlags, LayerDescriptor, LayerKind, LayerPrecision,
-    MmProj, Output, QuantScheme, SlotFlags, Source as HeaderSource, SourceFormat,
+    MmProj, Output, QuantScheme, SlotFlags, Source as HeaderSource,
 };
 use basert_model::{Arch, Config};
-use basert_quant::Encoding;
 
+use crate::choices::{self, method};
 use crate::encode::Measured;
 use crate::pipeline::{Pipeline, Watch};
 use crate::recipe::SourceTensor;
-use crate::report::{Count, Fallback, TensorReport};
+use crate::report::Count;
 use crate::resume::{Done, Identity, Journal};
 use crate::same_file::same_file;
 use crate::source::{Plan, Source};
 use crate::storage::{self, Stored};
 use crate::trail::Trail;
 use crate::{
-    Convention, ConvertError, Evidence, Options, Progress, Report, SelfCheck, SourceValues, Target, compat,
-    convention, digest, encode, estimate, options, pipeline,
+    Convention, ConvertError, Evidence, Options, Profile, Progress, Report, SelfCheck, SourceValues, Target,
+    compat, convention, digest, estimate, options,
 };
 
 /// Metadata key that holds the target as it was asked for.
 pub(crate) const TARGET_KEY: &str = "basert.target";
+
+/// Metadata key that holds the method by which scales were found, if any were.
+const METHOD_KEY: &str = "basert.method";
 
 /// Header metadata key that holds a checkpoint's `generation_config.json`: what it recommends for sampling.
 pub const GENERATION_KEY: &str = "basert.generation_config";
@@ -80,7 +83,7 @@ pub fn convert_to(
     }
     let mut report = empty_report(&plan, options);
     let trail = Trail::of(&source, &plan);
-    let tensors = store_all(&plan, options, Some(&trail), &mut report)?;
+    let tensors = choices::of(&plan, options, Some(&trail), &mut report)?;
     refuse_losses(&plan, &tensors, options)?;
     let header = header(&source, &plan, &tensors, options)?;
 
@@ -95,6 +98,7 @@ pub fn convert_to(
         inventory: &plan.inventory,
         tensors: &tensors,
         trail: &trail,
+        importance: options.importance.as_ref(),
         threads: options.thread_count(),
     };
     let sha256 = write_all(&pipeline, &source, &mut writer, &mut ledger)?;
@@ -151,7 +155,7 @@ pub fn plan(source: &Path, options: &Options) -> Result<Report, ConvertError> {
     compat::arrange(&mut plan, options)?;
     let options = &options.resolved(plan.inventory.is_quantised())?;
     let mut report = empty_report(&plan, options);
-    let tensors = store_all(&plan, options, None, &mut report)?;
+    let tensors = choices::of(&plan, options, None, &mut report)?;
     refuse_losses(&plan, &tensors, options)?;
     let estimate = estimate::estimate(&source, &plan.inventory, &tensors, options.thread_count())?;
     report.estimate = Some(estimate);
@@ -159,16 +163,17 @@ pub fn plan(source: &Path, options: &Options) -> Result<Report, ConvertError> {
     Ok(report)
 }
 
-/// The target that `options` mean for the checkpoint at `source`: automatic only if it is quantised.
+/// The name of the target or profile that `options` mean for the checkpoint at `source`: automatic only if it is
+/// quantised.
 ///
 /// # Errors
 /// A source that is no checkpoint or damaged.
-pub fn resolve_target(source: &Path, options: &Options) -> Result<Target, ConvertError> {
-    if options.target != Target::AUTO {
-        return Ok(options.target);
+pub fn resolve_goal(source: &Path, options: &Options) -> Result<String, ConvertError> {
+    if options.target != Target::AUTO || options.profile.is_some() {
+        return Ok(options.goal().to_owned());
     }
     let source = Source::open(source)?;
-    Ok(options.target.resolved(source.plan(options)?.inventory.is_quantised()))
+    Ok(options.resolved(source.plan(options)?.inventory.is_quantised())?.goal().to_owned())
 }
 
 /// Without permission, a quantised source must come out exactly.
@@ -189,7 +194,7 @@ fn refuse_losses(plan: &Plan<'_>, tensors: &[Stored], options: &Options) -> Resu
     }
     Err(ConvertError::WouldLose {
         path: plan.inventory.path().to_owned(),
-        target: options.target.to_string(),
+        target: options.goal().to_owned(),
         tensors: losses,
     })
 }
@@ -291,66 +296,12 @@ impl Watch for Ledger<'_> {
     }
 }
 
-/// All tensors in output order, noted in `report`. With a trail, scales are read where the choice depends on them.
-fn store_all(
-    plan: &Plan<'_>,
-    options: &Options,
-    trail: Option<&Trail<'_>>,
-    report: &mut Report,
-) -> Result<Vec<Stored>, ConvertError> {
-    let mut tensors = Vec::with_capacity(plan.recipes.len());
-    for recipe in &plan.recipes {
-        let (stored, fallback) = storage::store(&plan.inventory, recipe.clone(), options, trail.is_some())?;
-        if let Some(trail) = trail {
-            trail.release(&encode::spans(recipe, 0, recipe.rows()), recipe.width);
-        }
-        count(report, &stored, fallback);
-        if let Some(note) = storage::cut_blocks(&plan.inventory, recipe)
-            && !report.notes.contains(&note)
-        {
-            report.notes.push(note);
-        }
-        tensors.push(stored);
-    }
-    let pipeline = pipeline::peak_bytes(&plan.inventory, &tensors, options.thread_count());
-    report.peak_memory_bytes = pipeline + tokenizer_bytes(plan);
-    Ok(tensors)
-}
-
-/// About the most bytes that checking the tokenizer and putting it into the header takes. Measured with SmolLM2's, as a
-/// multiple of its JSON: vocabulary and merges become tables, and from GGUF they are JSON values first.
-fn tokenizer_bytes(plan: &Plan<'_>) -> u64 {
-    let multiple = if plan.format == SourceFormat::Gguf { 64 } else { 32 };
-    multiple * plan.tokenizer.values().map(|value| value.get().len() as u64).sum::<u64>()
-}
-
-fn count(report: &mut Report, stored: &Stored, fallback: Option<Fallback>) {
-    report.written.add(stored.bytes);
-    let dtype = stored.planned.encoding.dtype().map_or("other", |dtype| dtype.name());
-    report.dtypes.entry(dtype).or_default().add(stored.bytes);
-    if stored.planned.mmproj {
-        report.vision.add(stored.bytes);
-    } else if stored.planned.name.starts_with("mtp.") {
-        report.draft.add(stored.bytes);
-    }
-    report.fallbacks.extend(fallback);
-    report.tensors.push(TensorReport {
-        name: stored.planned.name.clone(),
-        source: stored.source.clone(),
-        stored: storage::describe(stored.planned.encoding),
-        verdict: stored.verdict,
-        max_error: None,
-        rms_error: None,
-        bytes: stored.bytes,
-    });
-}
-
 fn empty_report(plan: &Plan<'_>, options: &Options) -> Report {
     Report {
         arch: plan.arch.to_string(),
         source: plan.format.to_string(),
         source_bytes: plan.inventory.tensors().iter().map(SourceTensor::bytes).sum(),
-        target: options.target.to_string(),
+        target: options.goal().to_owned(),
         written: Count::default(),
         dtypes: Default::default(),
         fallbacks: Vec::new(),
@@ -361,10 +312,19 @@ fn empty_report(plan: &Plan<'_>, options: &Options) -> Report {
         convention: plan.convention.map(Convention::name),
         peak_memory_bytes: 0,
         estimate: None,
-        notes: plan.notes.clone(),
+        notes: plan.notes.iter().cloned().chain(calibration_note(options)).collect(),
         quality: BTreeMap::new(),
         seconds: 0.0,
     }
+}
+
+/// Says so if a profile describes a calibration, which does nothing here.
+fn calibration_note(options: &Options) -> Option<String> {
+    let Profile { name, calibration, .. } = options.profile.as_ref()?;
+    let calibration = calibration.as_ref()?;
+    Some(format!(
+        "profile {name} describes its calibration as {calibration}; it is not repeated by naming the profile"
+    ))
 }
 
 /// The header without what is known only at the end.
@@ -392,7 +352,15 @@ fn header(
         Header::new(plan.arch.name(), scheme(tensors, options), provenance, &created.to_string());
     header.tokenizer = plan.tokenizer.clone();
     header.config = plan.config.to_header();
-    header.metadata.insert(TARGET_KEY.to_owned(), options.target.name().into());
+    match &options.profile {
+        Some(profile) => header.quant_profile = profile.name.clone(),
+        None => {
+            header.metadata.insert(TARGET_KEY.to_owned(), options.target.name().into());
+        }
+    }
+    if let Some(method) = method(tensors, options) {
+        header.metadata.insert(METHOD_KEY.to_owned(), method.name().into());
+    }
     if let Some(generation) = &plan.generation {
         header.metadata.insert(GENERATION_KEY.to_owned(), generation.clone());
     }
@@ -406,14 +374,11 @@ fn header(
     Ok(header)
 }
 
-/// The target's scheme; for an automatic one, that of most bytes.
+/// The target's scheme; for an automatic one or a profile, that of most bytes.
 fn scheme(tensors: &[Stored], options: &Options) -> QuantScheme {
     if let Some(dtype) = options.target.dtype() {
-        let encoding = match dtype.float() {
-            Some(float) => Encoding::Float(float),
-            None => options.affine(dtype, options.wanted_group(dtype)),
-        };
-        return options::scheme(encoding);
+        let wanted = options.like(dtype);
+        return options::scheme(wanted.encoding(wanted.group_or_default()));
     }
     let mut bytes: BTreeMap<&'static str, (u64, QuantScheme)> = BTreeMap::new();
     for stored in tensors {

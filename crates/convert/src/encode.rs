@@ -9,10 +9,10 @@ use std::ops::Range;
 use basert_quant::{Encoding, QuantError};
 use serde::{Deserialize, Serialize};
 
-use crate::ConvertError;
 use crate::recipe::{Inventory, Recipe, RegionsMut};
 use crate::storage::Stored;
 use crate::values::{RowReader, each_run, encode_error};
+use crate::{ConvertError, Importance, awq};
 
 /// Elements a worker converts at a time: large enough to amortise the bookkeeping, small enough to stay in
 /// cache.
@@ -78,8 +78,8 @@ fn chunk_rows(width: usize) -> usize {
 
 /// Most bytes that one worker's buffers take for rows of `width` elements.
 pub(crate) fn buffer_bytes(width: usize) -> u64 {
-    // Values, the encoded chunk and the values that it decodes to; and a row.
-    (4 * (3 * chunk_rows(width) + 1) * width) as u64
+    // Values, weights, the encoded chunk and the values that it decodes to; and a row.
+    (4 * (4 * chunk_rows(width) + 1) * width) as u64
 }
 
 /// One thread's buffers, and the tensor it is at.
@@ -90,14 +90,22 @@ pub(crate) struct Worker<'a> {
     encoding: Encoding,
     reader: RowReader<'a>,
     values: Vec<f32>,
+    all_importance: Option<&'a Importance>,
+    /// Mean squared activations by column of this tensor, if they are known.
+    importance: Option<&'a [f32]>,
+    weights: Vec<f32>,
     encoded: Vec<u8>,
     decoded: Vec<f32>,
     bytes: Vec<u8>,
 }
 
 impl<'a> Worker<'a> {
-    /// A worker at the tensor `stored`.
-    pub fn new(inventory: &'a Inventory<'a>, stored: &'a Stored) -> Worker<'a> {
+    /// A worker at the tensor `stored`. `importance` weights errors.
+    pub fn new(
+        inventory: &'a Inventory<'a>,
+        stored: &'a Stored,
+        importance: Option<&'a Importance>,
+    ) -> Worker<'a> {
         Worker {
             inventory,
             stored,
@@ -105,6 +113,9 @@ impl<'a> Worker<'a> {
             encoding: stored.planned.encoding,
             reader: RowReader::new(inventory, &stored.recipe),
             values: Vec::new(),
+            all_importance: importance,
+            importance: importance.and_then(|importance| importance.of(&stored.recipe.name)),
+            weights: Vec::new(),
             encoded: Vec::new(),
             decoded: Vec::new(),
             bytes: Vec::new(),
@@ -115,6 +126,7 @@ impl<'a> Worker<'a> {
     pub fn turn_to(&mut self, stored: &'a Stored) {
         (self.stored, self.recipe, self.encoding) = (stored, &stored.recipe, stored.planned.encoding);
         self.reader.turn_to(&stored.recipe);
+        self.importance = self.all_importance.and_then(|importance| importance.of(&stored.recipe.name));
     }
 
     /// Replaces `out` with `rows` output rows from `row` on.
@@ -140,9 +152,13 @@ impl<'a> Worker<'a> {
         let refuse = |cause| encode_error(inventory, recipe, shifted(cause, first));
         self.values.resize(rows * recipe.width, 0.0);
         self.reader.read(row, &mut self.values)?;
+        self.scale(row);
         self.encoded.clear();
         if self.stored.repacked {
             self.repack(row, rows)
+        } else if self.stored.searched {
+            let weights = (!self.weights.is_empty()).then_some(&self.weights[..]);
+            self.encoding.encode_searched(&self.values, weights, &mut self.encoded)
         } else {
             self.encoding.encode(&self.values, &mut self.encoded)
         }
@@ -156,6 +172,27 @@ impl<'a> Worker<'a> {
             rest = tail;
         }
         Ok(())
+    }
+
+    /// Applies activation-aware factors to the rows from `row` on, and sets the weights of their errors: what
+    /// activations do to a column, divided by what its factor did to them.
+    fn scale(&mut self, row: usize) {
+        let (total, width) = (self.recipe.rows(), self.recipe.width.max(1));
+        if let Some(scaling) = &self.stored.scaling {
+            scaling.apply(row, total, width, &mut self.values);
+        }
+        self.weights.clear();
+        let Some(importance) = self.importance.filter(|_| self.stored.searched) else { return };
+        let columns = self.stored.scaling.as_ref().map_or(&[][..], |scaling| &scaling.columns);
+        for row in row..row + self.values.len() / width {
+            let start = self.weights.len();
+            self.weights.extend_from_slice(awq::block(importance, row, total, width));
+            let factors = awq::block(columns, row, total, width);
+            self.weights[start..]
+                .iter_mut()
+                .zip(factors)
+                .for_each(|(weight, factor)| *weight /= factor * factor);
+        }
     }
 
     /// Fills `encoded` with the source's own codes and scales of `rows` output rows from `row` on.

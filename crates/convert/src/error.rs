@@ -139,6 +139,30 @@ pub enum ConvertError {
         /// Canonical name, what it is and what it would become.
         tensors: Vec<(String, String, String)>,
     },
+    /// A profile that cannot be read.
+    #[error("profile {profile}: {why}")]
+    Profile {
+        /// Path or name.
+        profile: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// An importance file that cannot be used.
+    #[error("{origin}: {why}")]
+    Importance {
+        /// The file, or `calibration`.
+        origin: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Tensors that no rule of a profile matches.
+    #[error("profile {profile} has no rule for {}: {}", count(names.len()), list(names))]
+    NotCovered {
+        /// The profile's name.
+        profile: String,
+        /// Canonical names.
+        names: Vec<String>,
+    },
     /// The converted model did not pass its self-check.
     #[error("{}: the converted model does not pass its self-check: {cause}", path.display())]
     SelfCheck {
@@ -280,6 +304,15 @@ impl ConvertError {
             ConvertError::WouldLose { .. } => Some(
                 "--target auto keeps every tensor exactly, --target f32 as plain floats; --allow-quant-from-quant accepts the loss",
             ),
+            ConvertError::Profile { .. } => {
+                Some("`basert profiles` lists the built-in ones and prints them as examples")
+            }
+            ConvertError::Importance { .. } => {
+                Some("collect it from this model: --calibration TEXT --save-importance FILE")
+            }
+            ConvertError::NotCovered { .. } => {
+                Some("add a rule for them; a last rule with pattern ** covers all that is left")
+            }
             ConvertError::SelfCheck { .. } => Some(
                 "run the checkpoint in the program that wrote it; if it is sound there, please report this; --no-check converts it unchecked",
             ),

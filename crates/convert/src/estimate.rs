@@ -151,9 +151,10 @@ fn speed(inventory: &Inventory<'_>, stored: &Stored, threads: usize) -> Result<f
         parts: vec![Part { tensor: 0, first_row: 0, rows, order: RowOrder::Straight }],
         ..stored.recipe.clone()
     };
-    let stored = &Stored { recipe, planned: stored.planned.clone(), source: String::new(), ..*stored };
+    let stored =
+        &Stored { recipe, planned: stored.planned.clone(), source: String::new(), scaling: None, ..*stored };
     let trial = || -> Result<f64, ConvertError> {
-        let (mut worker, mut out) = (Worker::new(inventory, stored), Encoded::default());
+        let (mut worker, mut out) = (Worker::new(inventory, stored, None), Encoded::default());
         // The first time buffers grow.
         worker.convert(0, rows, &mut out)?;
         let (started, mut elements) = (Instant::now(), 0);

@@ -12,7 +12,9 @@
 //!
 //! Only arithmetic on bytes from files lives here, none of a model's forward pass.
 
+mod awq;
 mod check;
+mod choices;
 mod compat;
 mod convention;
 mod digest;
@@ -22,8 +24,11 @@ mod error;
 mod estimate;
 mod export;
 pub mod gguf;
+mod importance;
+mod method;
 mod options;
 mod pipeline;
+mod profile;
 mod progress;
 mod recipe;
 mod report;
@@ -40,11 +45,14 @@ mod values;
 pub use check::{Evidence, SelfCheck};
 pub use compat::Compat;
 pub use convention::Convention;
-pub use driver::{GENERATION_KEY, check_output, convert, convert_to, plan, resolve_target};
+pub use driver::{GENERATION_KEY, check_output, convert, convert_to, plan, resolve_goal};
 pub use error::ConvertError;
 pub use estimate::Estimate;
 pub use export::{ExportOptions, ExportReport, Exported, Outtype, export_gguf};
+pub use importance::Importance;
+pub use method::Method;
 pub use options::{Options, Target};
+pub use profile::Profile;
 pub use progress::{Progress, Silent};
 pub use report::{Count, Dropped, Fallback, Report, TensorReport, Verdict};
 pub use same_file::same_file;

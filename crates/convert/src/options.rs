@@ -6,7 +6,7 @@ use std::str::FromStr;
 use basert_format::QuantScheme;
 use basert_quant::{Dtype, Encoding, ScaleDtype};
 
-use crate::{Compat, Convention, ConvertError, compat};
+use crate::{Compat, Convention, ConvertError, Importance, Method, Profile, compat};
 
 /// Group sizes an affine tensor may have, largest first.
 pub(crate) const GROUPS: [usize; 3] = [128, 64, 32];
@@ -108,11 +108,43 @@ impl fmt::Display for Target {
     }
 }
 
+/// What a tensor is asked to become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Elements per scale; `None` = the type's default, and any of an exact source.
+    pub group: Option<usize>,
+    /// Format of scales and biases of affine types.
+    pub scale: ScaleDtype,
+    /// Affine codes without biases.
+    pub symmetric: bool,
+}
+
+impl Wanted {
+    /// Elements per scale.
+    pub fn group_or_default(self) -> usize {
+        self.group.or(self.dtype.default_group()).unwrap_or(1)
+    }
+
+    /// The encoding with groups of `group`, which floats and FP4 do not choose.
+    pub fn encoding(self, group: usize) -> Encoding {
+        let Wanted { dtype, scale, symmetric, .. } = self;
+        match (dtype.float(), dtype.fp4()) {
+            (Some(float), _) => Encoding::Float(float),
+            (_, Some(fp4)) => Encoding::Fp4(fp4),
+            _ => Encoding::Affine { bits: dtype.bits(), group, scale, symmetric },
+        }
+    }
+}
+
 /// Options of [`crate::convert`].
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How large matrices are stored.
     pub target: Target,
+    /// Decides by name instead of `target`, `group` and `scale`, which must be left alone then.
+    pub profile: Option<Profile>,
     /// Elements per scale: 32, 64 or 128; `None` = the target's default.
     pub group: Option<usize>,
     /// Format of scales and biases: f16 (default) or bf16.
@@ -120,6 +152,11 @@ pub struct Options {
     /// f16 keeps 11 significant bits against bf16's 8, which matters most at 5 bits and more. Its range holds
     /// every sane weight; values of 65 520 and more are an error that names this option.
     pub scale: ScaleDtype,
+    /// How scales and biases are found; `None` = [`Method::Mse`] for 2 to 4 bits and wherever `importance` is given,
+    /// else [`Method::Rtn`].
+    pub method: Option<Method>,
+    /// What errors are weighted by; [`Method::Awq`] needs it.
+    pub importance: Option<Importance>,
     /// Quantise tensors that are quantised already, losing precision, where the target asks for it. Without, such a
     /// source is converted only if every tensor comes out exactly.
     pub allow_quant_from_quant: bool,
@@ -139,8 +176,11 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             target: Target::AUTO,
+            profile: None,
             group: None,
             scale: ScaleDtype::F16,
+            method: None,
+            importance: None,
             allow_quant_from_quant: false,
             convention: None,
             compat: None,
@@ -157,6 +197,13 @@ impl Options {
         if !matches!(self.scale, ScaleDtype::F16 | ScaleDtype::Bf16) {
             return Err(ConvertError::Option(format!("scales can be f16 or bf16, not {}", self.scale)));
         }
+        if let Some(Profile { name, .. }) = &self.profile
+            && (self.target != Target::AUTO || self.group.is_some() || self.scale != ScaleDtype::F16)
+        {
+            return Err(ConvertError::Option(format!(
+                "profile {name} decides targets, groups and scales by name; give either a profile or these"
+            )));
+        }
         if let Some(group) = self.group {
             if !GROUPS.contains(&group) {
                 return Err(ConvertError::Option(format!(
@@ -168,14 +215,56 @@ impl Options {
             }
         }
         compat::check(self)?;
+        self.check_method()?;
         if self.threads == Some(0) {
             return Err(ConvertError::Option("0 threads cannot convert anything".to_owned()));
         }
         Ok(())
     }
 
+    fn check_method(&self) -> Result<(), ConvertError> {
+        let refuse = |why: String| Err(ConvertError::Option(why));
+        match (self.method, &self.importance) {
+            (Some(Method::Awq), None) => {
+                return refuse(
+                    "method awq needs activations; give a calibration text or an importance file".to_owned(),
+                );
+            }
+            (Some(Method::Rtn), Some(_)) => {
+                return refuse(
+                    "method rtn rounds to nearest whatever the importance; choose mse or awq".to_owned(),
+                );
+            }
+            _ => {}
+        }
+        match (self.quantises_with(), self.target.dtype()) {
+            (Some(what), Some(dtype)) if dtype.is_float() => {
+                refuse(format!("target {} has no scales to find, so {what} means nothing", self.target))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The option that only quantising obeys, if one is given.
+    pub(crate) fn quantises_with(&self) -> Option<String> {
+        let method = self.method.map(|method| format!("method {method}"));
+        method.or(self.importance.as_ref().map(|_| "importance".to_owned()))
+    }
+
+    /// Whether tensors of this encoding have their scales searched.
+    pub(crate) fn searches(&self, encoding: Encoding) -> bool {
+        match (self.method, encoding) {
+            (Some(method), _) => method != Method::Rtn,
+            (None, Encoding::Affine { bits, .. }) => bits <= 4 || self.importance.is_some(),
+            (None, _) => false,
+        }
+    }
+
     /// The same with a target that is not automatic unless the source is quantised.
     pub(crate) fn resolved(&self, quantised: bool) -> Result<Options, ConvertError> {
+        if self.profile.is_some() {
+            return Ok(self.clone());
+        }
         let resolved = Options { target: self.target.resolved(quantised), ..self.clone() };
         if resolved.target == Target::AUTO && self.group.is_some() {
             return Err(ConvertError::Option(
@@ -183,17 +272,33 @@ impl Options {
                     .to_owned(),
             ));
         }
+        if let (Target::AUTO, Some(what)) = (resolved.target, resolved.quantises_with()) {
+            return Err(ConvertError::Option(format!(
+                "target auto keeps this quantised source as it is, so {what} means nothing; name another target"
+            )));
+        }
         Ok(resolved)
     }
 
-    /// The encoding of an affine `dtype` with groups of `group`.
-    pub(crate) fn affine(&self, dtype: Dtype, group: usize) -> Encoding {
-        Encoding::Affine { bits: dtype.bits(), group, scale: self.scale, symmetric: false }
+    /// What a tensor becomes that the options decide; `Ok(None)` keeps it exactly.
+    ///
+    /// # Errors
+    /// The tensor's name if a profile has no rule for it.
+    pub(crate) fn wanted<'n>(&self, name: &'n str) -> Result<Option<Wanted>, &'n str> {
+        if let Some(profile) = &self.profile {
+            return profile.wanted(name).ok_or(name).map(Some);
+        }
+        Ok(self.target.dtype().map(|dtype| self.like(dtype)))
     }
 
-    /// Elements per scale that are asked for.
-    pub(crate) fn wanted_group(&self, dtype: Dtype) -> usize {
-        self.group.or(dtype.default_group()).unwrap_or(1)
+    /// A tensor of `dtype` with the group and scales that were asked for.
+    pub(crate) fn like(&self, dtype: Dtype) -> Wanted {
+        Wanted { dtype, group: self.group, scale: self.scale, symmetric: false }
+    }
+
+    /// The target or profile, in words for reports and file names: `base-q4`, `hybrid`.
+    pub(crate) fn goal(&self) -> &str {
+        self.profile.as_ref().map_or(self.target.name(), |profile| &profile.name)
     }
 
     /// Everything that the output's bytes depend on, in words.
@@ -201,8 +306,11 @@ impl Options {
         // Every field is named, so that a new one cannot be forgotten. Results do not depend on the number of threads.
         let Options {
             target,
+            profile,
             group,
             scale,
+            method,
+            importance,
             allow_quant_from_quant,
             convention,
             compat,
@@ -213,6 +321,9 @@ impl Options {
         let or = |value: Option<String>, default: &str| value.unwrap_or_else(|| default.to_owned());
         vec![
             ("target", target.to_string()),
+            ("profile", or(profile.as_ref().map(|profile| profile.name.clone()), "none")),
+            ("method", or(method.map(|method| method.to_string()), "of the target")),
+            ("importance", or(importance.as_ref().map(Importance::digest), "none")),
             ("group", or(group.map(|group| group.to_string()), "of the target")),
             ("scales", scale.to_string()),
             ("quantisation from quantised sources", allow_quant_from_quant.to_string()),

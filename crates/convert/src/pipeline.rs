@@ -14,11 +14,11 @@ use std::sync::{Mutex, PoisonError};
 
 use basert_format::BaseWriter;
 
-use crate::ConvertError;
 use crate::encode::{self, Encoded, Measured, Worker, spans};
 use crate::recipe::Inventory;
 use crate::storage::Stored;
 use crate::trail::Trail;
+use crate::{ConvertError, Importance};
 
 /// Elements of a piece: the source's and the output's share of one stay below 4 MiB.
 const PIECE_ELEMENTS: usize = 1 << 19;
@@ -57,6 +57,8 @@ pub(crate) struct Pipeline<'a> {
     pub tensors: &'a [Stored],
     /// The way through the source's files.
     pub trail: &'a Trail<'a>,
+    /// What errors are weighted by.
+    pub importance: Option<&'a Importance>,
     /// Encoding threads.
     pub threads: usize,
 }
@@ -107,7 +109,7 @@ impl Pipeline<'_> {
         done: &Sender<(usize, Outcome)>,
     ) {
         let Some(tensor) = pieces.first().and_then(|piece| self.tensors.get(piece.tensor)) else { return };
-        let mut worker = Worker::new(self.inventory, tensor);
+        let mut worker = Worker::new(self.inventory, tensor, self.importance);
         loop {
             // Pieces are taken in order and only with a buffer, so the one the writer waits for is never stuck.
             let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);

@@ -104,6 +104,8 @@ pub struct TensorReport {
     pub max_error: Option<f32>,
     /// Root of the mean squared difference; `None` in a plan.
     pub rms_error: Option<f64>,
+    /// The values were multiplied by activation-aware factors first; verdict and errors are about the scaled values.
+    pub scaled: bool,
     /// Bytes of the payload.
     pub bytes: u64,
 }
@@ -179,8 +181,8 @@ impl Report {
         for tensor in &self.tensors {
             let name = without_layer(&tensor.name);
             let same = |(kind, first, _): &&mut (String, &TensorReport, Count)| {
-                (kind.as_str(), &first.source, &first.stored, first.verdict)
-                    == (name.as_str(), &tensor.source, &tensor.stored, tensor.verdict)
+                (kind.as_str(), &first.source, &first.stored, first.verdict, first.scaled)
+                    == (name.as_str(), &tensor.source, &tensor.stored, tensor.verdict, tensor.scaled)
             };
             match kinds.iter_mut().find(same) {
                 Some((_, _, count)) => count.add(tensor.bytes),
@@ -192,9 +194,10 @@ impl Report {
             }
         }
         let mut text = String::new();
-        for (name, TensorReport { source, stored, verdict, .. }, count) in kinds {
+        for (name, TensorReport { source, stored, verdict, scaled, .. }, count) in kinds {
+            let scaled = if *scaled { "scaled " } else { "" };
             let line = format!(
-                "{:>4}  {:>10}  {:<16} {source} -> {stored}  {name}\n",
+                "{:>4}  {:>10}  {:<16} {source} -> {scaled}{stored}  {name}\n",
                 count.tensors,
                 bytes(count.bytes),
                 verdict.name()

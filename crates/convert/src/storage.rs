@@ -2,9 +2,10 @@
 
 use basert_format::{ComputeRegion, PlannedTensor, Residency, TensorFlags};
 use basert_model::{Role, Storage};
-use basert_quant::{Dtype, Encoding, FloatDtype, ScaleDtype};
+use basert_quant::{Encoding, FloatDtype, ScaleDtype};
 
-use crate::options::GROUPS;
+use crate::awq::Scaling;
+use crate::options::{GROUPS, Wanted};
 use crate::recipe::{Inventory, Op, Recipe, SourceTensor};
 use crate::report::{Fallback, Verdict, without_layer};
 use crate::{ConvertError, Options, compat};
@@ -23,6 +24,19 @@ pub(crate) struct Stored {
     pub verdict: Verdict,
     /// What the source's elements are.
     pub source: String,
+    /// Scales are searched instead of following from the range.
+    pub searched: bool,
+    /// Activation-aware factors, once they are known.
+    pub scaling: Option<Scaling>,
+}
+
+/// What the options make of one tensor.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wish {
+    /// What it becomes where its role leaves the choice; `None` = what is exact.
+    pub wanted: Option<Wanted>,
+    /// It gets activation-aware factors, so nothing of the source's form can stay.
+    pub scaled: bool,
 }
 
 /// An encoding, and how the source's elements get there.
@@ -40,23 +54,26 @@ impl Choice {
     }
 }
 
-/// Chooses how `recipe` is stored; the second value says if that is not what the options ask for. `look` allows
-/// reading scales on which the choice depends.
+/// Chooses how `recipe` is stored; the second value says if that is not what is wished for. `look` allows reading scales
+/// on which the choice depends.
 ///
 /// # Errors
 /// Sizes that cannot be addressed.
 pub(crate) fn store(
     inventory: &Inventory<'_>,
     mut recipe: Recipe,
+    wish: Wish,
     options: &Options,
     look: bool,
 ) -> Result<(Stored, Option<Fallback>), ConvertError> {
     let storage = recipe.role.map_or(Storage::SourceFloat, Role::storage);
     let choice = match storage {
-        _ if options.compat.is_some() => compat::choose(inventory, &mut recipe, options, look)?,
+        _ if options.compat.is_some() => compat::choose(inventory, &mut recipe, wish, look)?,
         Storage::F32 => Choice::float(FloatDtype::F32),
+        // A narrower type would round the factors.
+        Storage::SourceFloat if wish.scaled => Choice::float(FloatDtype::F32),
         Storage::SourceFloat => Choice::float(source_float(inventory, &recipe)),
-        Storage::Target => target(inventory, &recipe, options, look),
+        Storage::Target => target(inventory, &recipe, wish, look),
     };
     let encoding = choice.encoding;
     let bytes = encoding.payload_len(recipe.elements() as u64).map_err(|cause| ConvertError::Encode {
@@ -64,7 +81,7 @@ pub(crate) fn store(
         tensor: recipe.name.clone(),
         cause,
     })?;
-    let wanted = options.target.dtype().map(|dtype| options.affine(dtype, options.wanted_group(dtype)));
+    let wanted = wish.wanted.map(|wanted| wanted.encoding(wanted.group_or_default()));
     let fallback = choice.fell_back.then(|| Fallback {
         tensor: recipe.name.clone(),
         row: recipe.width,
@@ -87,9 +104,11 @@ pub(crate) fn store(
         },
         mmproj: recipe.role.is_none(),
     };
-    let verdict = verdict(inventory, &recipe, &choice);
+    let verdict = verdict(inventory, &recipe, &choice, wish.scaled);
     let source = sources(inventory, &recipe).next().map_or_else(String::new, SourceTensor::describe);
-    Ok((Stored { recipe, planned, bytes, repacked: choice.repacked, verdict, source }, fallback))
+    let scaling = wish.scaled.then(Scaling::default);
+    let (repacked, searched) = (choice.repacked, options.searches(encoding));
+    Ok((Stored { recipe, planned, bytes, repacked, verdict, source, searched, scaling }, fallback))
 }
 
 fn sources<'i, 'a>(
@@ -99,35 +118,38 @@ fn sources<'i, 'a>(
     recipe.parts.iter().map(|part| inventory.tensor(part.tensor))
 }
 
-/// What the target means for a tensor.
-pub(crate) fn target(inventory: &Inventory<'_>, recipe: &Recipe, options: &Options, look: bool) -> Choice {
-    let exact =
-        exact(inventory, recipe, look).map(|encoding| Choice { encoding, repacked: true, fell_back: false });
-    let Some(dtype) = options.target.dtype() else {
+/// What becomes of a tensor that is stored as wanted, or exactly.
+pub(crate) fn target(inventory: &Inventory<'_>, recipe: &Recipe, wish: Wish, look: bool) -> Choice {
+    let exact = exact(inventory, recipe, look).filter(|_| !wish.scaled);
+    let exact = exact.map(|encoding| Choice { encoding, repacked: true, fell_back: false });
+    let Some(wanted) = wish.wanted else {
         return exact.unwrap_or_else(|| Choice::float(exact_float(inventory, recipe)));
     };
-    if let Some(float) = dtype.float() {
-        return Choice::float(float);
+    let satisfies = |encoding: Encoding| match encoding {
+        Encoding::Affine { bits, group, .. } => {
+            wanted.dtype.is_affine()
+                && bits == wanted.dtype.bits()
+                && wanted.group.is_none_or(|wanted| wanted == group)
+        }
+        Encoding::Fp4(fp4) => wanted.dtype.fp4() == Some(fp4),
+        _ => false,
+    };
+    match exact {
+        Some(exact) if satisfies(exact.encoding) => exact,
+        _ => fitting(recipe, wanted),
     }
-    if let Some(exact) = exact
-        && let Encoding::Affine { bits, group, .. } = exact.encoding
-        && bits == dtype.bits()
-        && options.group.is_none_or(|wanted| wanted == group)
-    {
-        return exact;
-    }
-    affine(recipe, options, dtype)
 }
 
-/// The target's encoding for this row length: the group asked for, else the largest smaller one that divides
+/// The wanted encoding for this row length: with the group asked for, else the largest smaller one that divides
 /// the row, else bf16.
-pub(crate) fn affine(recipe: &Recipe, options: &Options, dtype: Dtype) -> Choice {
-    let wanted = options.wanted_group(dtype);
-    let fits = |&group: &usize| group <= wanted && recipe.width.is_multiple_of(group);
-    match GROUPS.into_iter().find(fits) {
-        Some(group) => {
-            Choice { encoding: options.affine(dtype, group), repacked: false, fell_back: group != wanted }
-        }
+pub(crate) fn fitting(recipe: &Recipe, wanted: Wanted) -> Choice {
+    let group = wanted.group_or_default();
+    if recipe.width.is_multiple_of(group) {
+        return Choice { encoding: wanted.encoding(group), repacked: false, fell_back: false };
+    }
+    let fits = |&smaller: &usize| smaller <= group && recipe.width.is_multiple_of(smaller);
+    match GROUPS.into_iter().find(fits).filter(|_| wanted.dtype.is_affine()) {
+        Some(group) => Choice { encoding: wanted.encoding(group), repacked: false, fell_back: true },
         None => Choice { fell_back: true, ..Choice::float(FloatDtype::Bf16) },
     }
 }
@@ -170,12 +192,12 @@ fn common(mut floats: impl Iterator<Item = FloatDtype>) -> FloatDtype {
 }
 
 /// What becomes of the values, as far as types decide it.
-fn verdict(inventory: &Inventory<'_>, recipe: &Recipe, choice: &Choice) -> Verdict {
+fn verdict(inventory: &Inventory<'_>, recipe: &Recipe, choice: &Choice, scaled: bool) -> Verdict {
     let copied = |source: &SourceTensor<'_>| match choice.encoding {
         Encoding::Float(float) => source.float() == Some(float) && recipe.op == Op::Keep,
         encoding => choice.repacked && source.is_copied_into(encoding),
     };
-    if sources(inventory, recipe).all(copied) {
+    if !scaled && sources(inventory, recipe).all(copied) {
         return if recipe.is_reordered() { Verdict::ExactRelayout } else { Verdict::ByteCopy };
     }
     if choice.repacked {
@@ -184,7 +206,9 @@ fn verdict(inventory: &Inventory<'_>, recipe: &Recipe, choice: &Choice) -> Verdi
     let quantised = sources(inventory, recipe).any(SourceTensor::is_quantised);
     match choice.encoding {
         Encoding::Float(FloatDtype::F32) => Verdict::KeptInFloat,
-        Encoding::Float(float) if exact_float(inventory, recipe) == float && recipe.op == Op::Keep => {
+        Encoding::Float(float)
+            if !scaled && exact_float(inventory, recipe) == float && recipe.op == Op::Keep =>
+        {
             Verdict::KeptInFloat
         }
         _ if quantised => Verdict::Requantized,

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use crate::encode::spans;
 use crate::recipe::{Inventory, Op, Part, Recipe, SourceTensor};
-use crate::source::Source;
+use crate::source::{Plan, Source};
 use crate::trail::Trail;
 use crate::{ConvertError, Options};
 
@@ -80,10 +80,17 @@ pub fn with_source<T>(
     let plan = source.plan(options)?;
     let trail = Trail::of(&source, &plan);
     let values = SourceValues::new(&plan.inventory, &plan.recipes, &trail);
-    let spec = ModelSpec::new(plan.arch, &plan.config);
-    let mut spec = spec.map_err(|cause| ConvertError::Model { path: values.path().to_owned(), cause })?;
-    spec.tied_head = values.shape("lm_head.weight").is_none();
+    let spec = model_spec(&plan)?;
     Ok(act(&SourceModel { values, spec, tokenizer: &plan.tokenizer }))
+}
+
+/// The layers of the planned model; its head is tied if there is none.
+pub(crate) fn model_spec(plan: &Plan<'_>) -> Result<ModelSpec, ConvertError> {
+    let path = || plan.inventory.path().to_owned();
+    let spec = ModelSpec::new(plan.arch, &plan.config);
+    let mut spec = spec.map_err(|cause| ConvertError::Model { path: path(), cause })?;
+    spec.tied_head = !plan.recipes.iter().any(|recipe| recipe.name == "lm_head.weight");
+    Ok(spec)
 }
 
 /// Reads rows of one tensor.

@@ -3,7 +3,7 @@
 
 mod common;
 
-use basert_convert::ConvertError;
+use basert_convert::{ConvertError, Options, Profile};
 use common::{Tensors, Toy, converted, decoded, noise, options, payloads, refused};
 use serde_json::json;
 
@@ -161,20 +161,35 @@ fn every_spelling_of_the_experts_gives_the_same_payloads() {
         ("per_expert", respelled(&toy, "", per_expert)),
         ("stacked", respelled(&toy, "", stacked)),
     ];
-    let mut first = None;
-    for (name, toy) in spellings {
-        let (file, _) = converted(&toy.write(dir.path(), name), dir.path(), name, &options("base-q4"));
-        let payloads = payloads(&file);
-        assert_eq!(payloads["layers.0.ffn_gate_exps.weight"].1, [4, 32, 64]);
-        assert_eq!(payloads["layers.0.ffn_down_exps.weight"].1, [4, 64, 32]);
-        let first = first.get_or_insert(payloads.clone());
-        assert!(*first == payloads, "{name} differs");
+    let sources: Vec<_> = spellings
+        .iter()
+        .map(|(name, toy)| (*name, toy.write(dir.path(), name)))
+        .chain([("switch_mlp", common::mlx::export(&toy).write(dir.path(), "mlx"))])
+        .collect();
+    // Rules of a profile are matched against canonical names, so they hold in every spelling as well.
+    let rules = r#"{"name": "p", "arch": "a", "rules": [
+        {"pattern": "**.ffn_{gate,up}_exps.weight", "dtype": "base_q3"},
+        {"pattern": "**.ffn_down_exps.weight", "dtype": "base_q5", "group_size": 32},
+        {"pattern": "**", "dtype": "base_q8"}]}"#;
+    let by_name = Options { profile: Some(Profile::parse(rules, "p").unwrap()), ..options("auto") };
+    for (kind, options, experts) in [
+        // Down has rows of 32, so the group of 64 that was asked for cannot be.
+        ("q4", options("base-q4"), ["base_q4"; 3]),
+        ("profile", by_name, ["base_q3", "base_q3", "base_q5"]),
+    ] {
+        let mut first = None;
+        for (name, source) in &sources {
+            let (file, _) = converted(source, dir.path(), &format!("{name}-{kind}"), &options);
+            let payloads = payloads(&file);
+            assert_eq!(payloads["layers.0.ffn_gate_exps.weight"].1, [4, 32, 64]);
+            assert_eq!(payloads["layers.0.ffn_down_exps.weight"].1, [4, 64, 32]);
+            let found =
+                ["gate", "up", "down"].map(|m| payloads[&format!("layers.0.ffn_{m}_exps.weight")].0.as_str());
+            assert_eq!(found, experts, "{name}");
+            let first = first.get_or_insert(payloads.clone());
+            assert!(*first == payloads, "{name} differs");
+        }
     }
-    let source = common::mlx::export(&toy).write(dir.path(), "mlx");
-    let (file, _) = converted(&source, dir.path(), "mlx", &options("base-q4"));
-    assert!(first.as_ref() == Some(&self::payloads(&file)), "switch_mlp differs");
-    // Down has rows of 32, so the group of 64 that was asked for cannot be.
-    assert_eq!(first.unwrap()["layers.0.ffn_down_exps.weight"].0, "base_q4");
 }
 
 #[test]

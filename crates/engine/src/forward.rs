@@ -124,6 +124,14 @@ impl Context<'_> {
         Ok(count)
     }
 
+    /// Shows the input of the head to `watch` without running the head, for the first `tokens` rows of `work.x`.
+    pub fn watch_head(&self, watch: &Watch<'_>, tokens: usize, work: &mut Workspace) {
+        self.norm(&self.weights.final_norm, tokens, work);
+        let (cols, head) = (self.spec.hidden, self.weights.output());
+        let x = &work.h[..tokens * cols];
+        watch(&LinearInput { weight: head.name(), rows: 0..self.spec.vocab, x, cols });
+    }
+
     fn embed(&self, tokens: &[u32], out: &mut [f32]) -> Result<(), EngineError> {
         let table = &self.weights.embed;
         if table.is_streamed() {

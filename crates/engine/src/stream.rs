@@ -15,7 +15,8 @@ use crate::weights::Weights;
 use crate::workspace::Workspace;
 
 /// Runs `windows` of tokens, each from an empty cache, and returns the logits of all positions `[tokens, vocab]` in order;
-/// without `head`, the output layer is left out and the result is empty. `watch` sees the input of every linear layer.
+/// without `head`, the output layer is left out and the result is empty. `watch` sees the input of every linear layer, in
+/// either case that of the output layer too.
 ///
 /// `spec.tied_head` must say whether the source has an output head of its own. Memory: activations of all tokens, a block
 /// of one weight, and the logits.
@@ -68,6 +69,9 @@ pub fn stream(
     let context =
         Context { cpu: &cpu, tensors, spec, weights: &weights, rope: rope.as_ref(), lean: true, watch };
     context.layers(&tokens, &spans, &mut caches, &mut work)?;
+    if let (false, Some(watch)) = (head, watch) {
+        context.watch_head(watch, tokens.len(), &mut work);
+    }
     context.head(0..rows, &mut work)?;
     Ok(work.logits)
 }

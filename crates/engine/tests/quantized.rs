@@ -3,8 +3,9 @@
 
 mod common;
 
+use basert_convert::{Method, Options as ConvertOptions};
 use basert_engine::Options;
-use common::{Golden, KV_F32, converted, fixture, load, load_with, logits};
+use common::{Golden, KV_F32, converted, converted_as, fixture, load, load_with, logits};
 
 /// Mean KL divergence in nats of `other` from `reference`, both `[positions, vocab]` logits.
 fn mean_kl(reference: &[f32], other: &[f32], vocab: usize) -> f64 {
@@ -25,19 +26,21 @@ fn kl(p: &[f64], q: &[f64]) -> f64 {
 
 const TARGETS: [&str; 6] = ["base-q2", "base-q3", "base-q4", "base-q5", "base-q6", "base-q8"];
 
-fn divergences(model: &str) -> Vec<f64> {
+fn divergences(model: &str, method: Method, targets: &[&str]) -> Vec<f64> {
     let source = fixture(model);
     let ids = Golden::of(&source).prompt("p300").ids.clone();
     let reference = logits(&mut load(&converted(&source, "f32").path, KV_F32), &ids, &[512]);
     let run = |target: &&str| {
-        let mut engine = load(&converted(&source, target).path, KV_F32);
+        let target = target.parse().unwrap();
+        let options = ConvertOptions { target, method: Some(method), ..ConvertOptions::default() };
+        let mut engine = load(&converted_as(&source, &options).path, KV_F32);
         let vocab = engine.spec().vocab;
         mean_kl(&reference, &logits(&mut engine, &ids, &[512]), vocab)
     };
-    TARGETS.iter().map(run).collect()
+    targets.iter().map(run).collect()
 }
 
-/// Measured mean KL in nats per model and target. Random weights quantise badly, so q2 and q3 are large; what
+/// Measured mean KL in nats per model and target, rounded to nearest. Random weights quantise badly, so q2 and q3 are large; what
 /// counts is that a change of arithmetic or of the quantiser shows.
 const MEASURED: [(&str, [f64; 6]); 3] = [
     ("qwen35-dense-tiny", [5.494, 1.505, 0.5332, 0.1283, 0.03565, 0.005192]),
@@ -50,13 +53,24 @@ const BAND: f64 = 0.25;
 #[test]
 fn divergence_falls_with_every_bit_and_stays_in_its_band() {
     for (model, measured) in MEASURED {
-        let found = divergences(model);
+        let found = divergences(model, Method::Rtn, &TARGETS);
         for pair in found.windows(2) {
             assert!(pair[0] > pair[1], "{model}: {found:?} does not fall");
         }
         for ((target, kl), expected) in TARGETS.iter().zip(&found).zip(measured) {
             let off = (kl / expected - 1.0).abs();
             assert!(off < BAND, "{model} {target}: KL {kl:.3e} is {:.0} % off {expected:.3e}", off * 100.0);
+        }
+    }
+}
+
+#[test]
+fn searched_scales_come_closer_than_rounded_ones() {
+    const FEW_BITS: [&str; 3] = ["base-q2", "base-q3", "base-q4"];
+    for (model, measured) in MEASURED {
+        let found = divergences(model, Method::Mse, &FEW_BITS);
+        for ((target, kl), rounded) in FEW_BITS.iter().zip(&found).zip(measured) {
+            assert!(*kl < 0.95 * rounded, "{model} {target}: KL {kl:.3e} against {rounded:.3e}");
         }
     }
 }

@@ -31,6 +31,12 @@ pub enum MeasureError {
         /// Index into the ids.
         position: usize,
     },
+    /// An input of a linear layer is NaN or infinite.
+    #[error("inputs of `{weight}` are not finite; the model is broken")]
+    Activations {
+        /// Canonical name of the weight.
+        weight: String,
+    },
     /// The dump could not be written.
     #[error("cannot write {}: {source}", path.display())]
     Write {

@@ -4,14 +4,17 @@
 //! Everything runs in one pass over the token ids and keeps one chunk of logits at a time, so memory does not
 //! grow with the text. Nothing here prints, parses arguments or knows a file format but the dump's own.
 
+mod activations;
 mod divergence;
 mod dump;
 mod error;
 mod perplexity;
 mod quality;
+mod source;
 mod stats;
 mod walk;
 
+pub use activations::activations;
 pub use divergence::{Divergence, compare};
 pub use dump::LogitsWriter;
 pub use error::MeasureError;

@@ -99,7 +99,7 @@ impl Affine {
     }
 
     /// Appends a scale or bias and returns it as a decoder will see it.
-    fn store(&self, value: f32, first: usize, region: &mut Vec<u8>) -> Result<f32, QuantError> {
+    pub fn store(&self, value: f32, first: usize, region: &mut Vec<u8>) -> Result<f32, QuantError> {
         if !self.scale.fits(value) {
             return Err(QuantError::ScaleRange { index: first, value, dtype: self.scale });
         }
@@ -137,7 +137,7 @@ fn decode_run<const B: usize>(
 }
 
 /// Scale and bias before rounding to the scale dtype: the group's range in `2^B - 1` steps from its minimum.
-fn asymmetric_scale<const B: usize>(group: &[f32]) -> (f32, f32) {
+pub(crate) fn asymmetric_scale<const B: usize>(group: &[f32]) -> (f32, f32) {
     let (min, max) = range(group);
     let scale = (max - min) / ((1u32 << B) - 1) as f32;
     (if scale == 0.0 { 1.0 } else { scale }, min)
@@ -171,7 +171,7 @@ fn greater(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-fn asymmetric_codes<const B: usize>(group: &[f32], scale: f32, bias: f32, codes: &mut [u8]) {
+pub(crate) fn asymmetric_codes<const B: usize>(group: &[f32], scale: f32, bias: f32, codes: &mut [u8]) {
     let top = ((1u32 << B) - 1) as f32;
     // Multiplying by the reciprocal and dividing differ in the last bit; the original multiplies.
     let inverse = 1.0 / scale;
@@ -181,13 +181,13 @@ fn asymmetric_codes<const B: usize>(group: &[f32], scale: f32, bias: f32, codes:
     }
 }
 
-fn symmetric_scale<const B: usize>(group: &[f32]) -> f32 {
+pub(crate) fn symmetric_scale<const B: usize>(group: &[f32]) -> f32 {
     let (min, max) = range(group);
     let scale = max.max(-min) / ((1u32 << (B - 1)) - 1) as f32;
     if scale == 0.0 { 1.0 } else { scale }
 }
 
-fn symmetric_codes<const B: usize>(group: &[f32], scale: f32, codes: &mut [u8]) {
+pub(crate) fn symmetric_codes<const B: usize>(group: &[f32], scale: f32, codes: &mut [u8]) {
     let half = 1i32 << (B - 1);
     let inverse = 1.0 / scale;
     for (code, &value) in codes.iter_mut().zip(group) {

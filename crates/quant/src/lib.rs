@@ -14,6 +14,7 @@ pub mod ggml;
 mod mlx;
 mod pack;
 mod scale;
+mod search;
 
 pub use dtype::{Dtype, FloatDtype, Fp4};
 pub use encoding::{Encoding, Regions};

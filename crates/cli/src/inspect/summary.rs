@@ -22,6 +22,8 @@ pub struct Summary {
     pub file_bytes: u64,
     pub arch: String,
     pub quant_scheme: String,
+    /// Name of the quantisation profile; empty without one.
+    pub quant_profile: String,
     pub min_hw: String,
     pub target_backend: String,
     /// Unix seconds, as the header spells them.
@@ -148,6 +150,7 @@ impl Summary {
             file_bytes: std::fs::metadata(file.path()).map_or(0, |m| m.len()),
             arch: header.arch.clone(),
             quant_scheme: header.quant_scheme.name().into(),
+            quant_profile: header.quant_profile.clone(),
             min_hw: header.min_hw.clone(),
             target_backend: header.target_backend.name().into(),
             created: header.created.clone(),

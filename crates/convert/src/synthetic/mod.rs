@@ -132,7 +132,7 @@ fn plan(spec: TensorSpec, options: &Options, report: &mut SyntheticReport) -> Re
         (Storage::Target, Some(dtype)) => match dtype.float() {
             Some(float) => Encoding::Float(float),
             None => {
-                let choice = storage::affine(&recipe, options, dtype);
+                let choice = storage::fitting(&recipe, options.like(dtype));
                 if choice.fell_back {
                     let (name, width) = (&spec.name, recipe.width);
                     let stored = storage::describe(choice.encoding);
@@ -193,9 +193,9 @@ fn write(
 
 fn header(model: &Synthetic, options: &Options) -> Result<Header, ConvertError> {
     let dtype = options.target.dtype().or(Target::BASE_Q4.dtype());
-    let encoding = dtype.map_or(Encoding::Float(FloatDtype::F32), |dtype| match dtype.float() {
-        Some(float) => Encoding::Float(float),
-        None => options.affine(dtype, options.wanted_group(dtype)),
+    let encoding = dtype.map_or(Encoding::Float(FloatDtype::F32), |dtype| {
+        let wanted = options.like(dtype);
+        wanted.encoding(wanted.group_or_default())
     });
     let source =
         Source { format: SourceFormat::Synthetic, sha256: String::new(), filename: model.name.clone() };

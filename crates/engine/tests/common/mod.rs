@@ -41,11 +41,14 @@ pub struct Converted {
 }
 
 pub fn converted(source: &Path, target: &str) -> Converted {
+    let target: Target = target.parse().unwrap();
+    converted_as(source, &ConvertOptions { target, ..ConvertOptions::default() })
+}
+
+pub fn converted_as(source: &Path, options: &ConvertOptions) -> Converted {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.base");
-    let target: Target = target.parse().unwrap();
-    let options = ConvertOptions { target, ..ConvertOptions::default() };
-    convert(source, &path, &options, &mut Silent).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
+    convert(source, &path, options, &mut Silent).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
     Converted { path, _folder: folder }
 }
 

@@ -1,10 +1,9 @@
 //! The converter's self-check: one short text through the finished file and through its source.
 
 use std::error::Error;
-use std::path::Path;
 
 use basert_convert::{Evidence, SelfCheck, SourceValues};
-use basert_engine::{Engine, KvTypes, Options, TensorSource, TokenRun, WantLogits, stream};
+use basert_engine::{Engine, KvTypes, Options, TokenRun, WantLogits, stream};
 use basert_format::{BaseFile, Header, SlotKind};
 use basert_kernels::KvDtype;
 use basert_model::ModelSpec;
@@ -12,6 +11,7 @@ use basert_model::ModelSpec;
 use super::reference::TRACE_TOKENS;
 use super::{MAX_TOKENS, NO_TEXT, QualityRecord, Reference, TEXT, TEXT_NAME, Trace};
 use crate::divergence::divergence;
+use crate::source::Values;
 use crate::{Divergence, MeasureError};
 
 /// Share of `ln(vocabulary)` from which on a negative log-likelihood per token is that of a model that knows nothing.
@@ -117,21 +117,4 @@ fn refuse_noise(found: &Divergence, vocab: usize) -> Result<(), MeasureError> {
         return Ok(());
     }
     Err(MeasureError::Noise { perplexity, source_perplexity: found.reference.perplexity.mean, vocab, limit })
-}
-
-/// The converter's values as the engine reads them.
-struct Values<'a>(&'a SourceValues<'a>);
-
-impl TensorSource for Values<'_> {
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        self.0.shape(name).map(<[usize]>::to_vec)
-    }
-
-    fn read(&self, name: &str, first: usize, out: &mut [f32]) -> Result<(), Box<dyn Error + Send + Sync>> {
-        Ok(self.0.read(name, first, out)?)
-    }
 }
