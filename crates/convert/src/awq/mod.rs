@@ -92,8 +92,8 @@ pub(crate) fn touched(folds: &[Fold]) -> HashSet<&str> {
     makers.chain(folds.iter().flat_map(|fold| &fold.readers).map(String::as_str)).collect()
 }
 
-/// Where a thread leaves a fold's factors.
-type Found = Mutex<Option<Result<Vec<f32>, ConvertError>>>;
+/// Factors of a fold, or why there are none.
+type Found = Result<Vec<f32>, ConvertError>;
 
 /// The factors of every tensor that the folds touch, on up to `threads` threads. They do not depend on `threads`.
 ///
@@ -107,7 +107,7 @@ pub(crate) fn scalings(
     threads: usize,
 ) -> Result<HashMap<String, Scaling>, ConvertError> {
     let tensors: HashMap<&str, &Stored> = tensors.iter().map(|t| (t.recipe.name.as_str(), t)).collect();
-    let found: Vec<Found> = folds.iter().map(|_| Mutex::new(None)).collect();
+    let found: Vec<Mutex<Option<Found>>> = folds.iter().map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..threads.clamp(1, folds.len().max(1)) {
@@ -161,7 +161,7 @@ struct Sample<'a> {
 
 impl Candidate<'_> {
     /// The factors with the least error.
-    fn best(&self) -> Result<Vec<f32>, ConvertError> {
+    fn best(&self) -> Found {
         let magnitudes = self.magnitudes();
         let samples: Vec<Sample<'_>> = self
             .fold
