@@ -110,7 +110,9 @@ fn wanted(
     let mut wanted = Vec::with_capacity(plan.recipes.len());
     for recipe in &plan.recipes {
         if !must_be_covered(recipe) {
-            wanted.push(None);
+            // The original quantises its towers like everything else.
+            let tower = options.target.dtype().filter(|_| options.compat.is_some());
+            wanted.push(tower.map(|dtype| options.like(dtype)));
             continue;
         }
         let found = options.wanted(&recipe.name).unwrap_or_else(|name| {
