@@ -26,16 +26,16 @@ convert --target f32 --output "$work/reference.base" > /dev/null
 convert --target q4 --group 64 --output "$work/model.base" --calibration tools/data/darwin.txt \
     --save-importance "$work/importance" > /dev/null
 
-echo '| bits, group | method | mean KL, nats | same likeliest token | perplexity | conversion |'
-echo '|---|---|---|---|---|---|'
+echo '| bits, group | method | mean KL, nats | same likeliest token | perplexity |'
+echo '|---|---|---|---|---|'
 for width in "${widths[@]}"; do
     case $width in 2 | 3) group=32 ;; 8) group=128 ;; *) group=64 ;; esac
     for method in rtn mse mse+importance awq; do
         options=(--target "q$width" --group "$group" --method "${method%+importance}")
         case $method in mse+importance | awq) options+=(--importance "$work/importance") ;; esac
-        seconds=$(convert "${options[@]}" --output "$work/model.base" | field 'f"""{d["seconds"]:.1f} s"""')
+        convert "${options[@]}" --output "$work/model.base" > /dev/null
         "$basert" eval "$work/model.base" --against "$work/reference.base" --text-file tools/data/alice.txt \
             --kv-type f32 --json |
-            field "f'| $width, $group | $method | {d[\"against\"][\"kl\"]:.4f} ± {d[\"against\"][\"kl_standard_error\"]:.4f} | {100 * d[\"against\"][\"top1_agreement\"]:.1f} % | {d[\"perplexity\"]:.2f} | $seconds |'"
+            field "f'| $width, $group | $method | {d[\"against\"][\"kl\"]:.4f} ± {d[\"against\"][\"kl_standard_error\"]:.4f} | {100 * d[\"against\"][\"top1_agreement\"]:.1f} % | {d[\"perplexity\"]:.2f} |'"
     done
 done
