@@ -1,10 +1,9 @@
 //! `basert convert`: a checkpoint becomes one `.base` file.
 
 use std::error::Error;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use basert_convert::{ConvertError, Options, Profile, Progress, Report, SelfCheck, same_file};
+use basert_convert::{ConvertError, Options, Profile, Progress, Report, SelfCheck, same_file, source_name};
 use basert_format::{Header, Output};
 use basert_measure::{Check, QualityRecord};
 use basert_text::Tokenizer;
@@ -167,17 +166,13 @@ fn show(report: &Report, output: &Path, as_json: bool) -> Outcome {
 
 /// `<source name>-<target>.base` in the current directory.
 fn default_output(source: &Path, target: &str) -> Outcome<PathBuf> {
-    // Also names `.` and `..`; a source that does not exist is the converter's to report.
-    let source = source.canonicalize().unwrap_or_else(|_| source.to_path_buf());
-    let is_gguf = source.extension().is_some_and(|e| e == "gguf");
-    let name = if is_gguf { source.file_stem() } else { source.file_name() };
-    let mut name: OsString = match name {
-        Some(name) => name.to_owned(),
-        None => {
-            return Err(Failure::new("the source has no name to derive the output's from")
-                .hint("name the output with -o"));
-        }
-    };
+    let name = source_name(source).ok_or_else(|| {
+        Failure::new("the source has no name to derive the output's from").hint("name the output with -o")
+    })?;
+    let name = Path::new(&name);
+    let is_gguf = name.extension().is_some_and(|e| e == "gguf");
+    let stem = if is_gguf { name.file_stem() } else { None };
+    let mut name = stem.unwrap_or(name.as_os_str()).to_owned();
     name.push(format!("-{target}.base"));
     Ok(name.into())
 }

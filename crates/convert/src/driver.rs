@@ -1,6 +1,7 @@
 //! The conversion itself: plan everything, send all tensors through the pipeline, finish the output.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::Instant;
 
@@ -334,8 +335,7 @@ fn header(
     tensors: &[Stored],
     options: &Options,
 ) -> Result<Header, ConvertError> {
-    let filename = source.path().canonicalize().ok();
-    let filename = filename.as_deref().unwrap_or(source.path()).file_name();
+    let filename = source_name(source.path());
     let provenance = HeaderSource {
         format: plan.format,
         sha256: HASH_TO_COME.to_owned(),
@@ -431,6 +431,15 @@ pub(crate) fn source_date_epoch() -> Result<Option<u64>, ConvertError> {
         Err(std::env::VarError::NotUnicode(_)) => {
             Err(ConvertError::Option(format!("{NAME} is not a number of Unix seconds")))
         }
+    }
+}
+
+/// The last component of a checkpoint's path as it was given; of `.` and `..` that of the directory meant. Links are not
+/// followed: a download cache links readable names to files named by their hash.
+pub fn source_name(path: &Path) -> Option<OsString> {
+    match path.file_name() {
+        Some(name) => Some(name.to_owned()),
+        None => Some(path.canonicalize().ok()?.file_name()?.to_owned()),
     }
 }
 

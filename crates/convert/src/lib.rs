@@ -45,7 +45,7 @@ mod values;
 pub use check::{Evidence, SelfCheck};
 pub use compat::Compat;
 pub use convention::Convention;
-pub use driver::{GENERATION_KEY, check_output, convert, convert_to, plan, resolve_goal};
+pub use driver::{GENERATION_KEY, check_output, convert, convert_to, plan, resolve_goal, source_name};
 pub use error::ConvertError;
 pub use estimate::Estimate;
 pub use export::{ExportOptions, ExportReport, Exported, Outtype, export_gguf};

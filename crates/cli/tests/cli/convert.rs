@@ -122,6 +122,19 @@ fn the_output_is_named_after_source_and_target_and_not_overwritten() {
     assert_eq!(names(dir.path()).len(), 1);
 }
 
+/// A download cache links a readable name to a file that is named by its hash.
+#[test]
+#[cfg(unix)]
+fn a_linked_source_is_called_by_the_links_name() {
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(fixture("llama-tiny").canonicalize().unwrap(), dir.path().join("Tiny-1B"))
+        .unwrap();
+    let output = basert().current_dir(&dir).args(["convert", "--no-check", "Tiny-1B/"]).output().unwrap();
+    assert!(Said::from(output).ok().out.contains("wrote Tiny-1B-base-q4.base"));
+    let facts = run!("inspect", dir.path().join("Tiny-1B-base-q4.base"), "--json").ok().json();
+    assert_eq!(facts["source"]["filename"], "Tiny-1B");
+}
+
 /// What is planned happens: same tensors, same verdicts, nothing written before.
 #[test]
 fn a_plan_says_what_the_conversion_then_does() {
