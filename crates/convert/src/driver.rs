@@ -6,10 +6,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use basert_format::{
-    BaseFile, BaseWriter, ComputeRegion, Header, HeaderFlags, LayerDescriptor, LayerKind, LayerPrecision,
-    MmProj, Output, QuantScheme, SlotFlags, Source as HeaderSource,
+    BaseWriter, ComputeRegion, Header, HeaderFlags, LayerDescriptor, LayerKind, LayerPrecision, MmProj,
+    Output, QuantScheme, SlotFlags, Source as HeaderSource,
 };
 use basert_model::{Arch, Config};
+use serde_json::Value;
 
 use crate::choices::{self, method};
 use crate::encode::Measured;
@@ -104,23 +105,17 @@ pub fn convert_to(
     };
     let sha256 = write_all(&pipeline, &source, &mut writer, &mut ledger)?;
     let Ledger { journal, progress, .. } = ledger;
-    // A file in the original's layout is checked, but has no place for the evidence.
-    let keeps_evidence = options.compat.is_none();
-    let mut quality = BTreeMap::new();
-    if let Some(check) = check {
-        progress.check();
-        let values = SourceValues::new(&plan.inventory, &plan.recipes, &trail);
-        let Evidence { metadata, slots } = self_check(check, &values, writer.preview()?)?;
-        quality = metadata;
-        if keeps_evidence {
-            slots
-                .iter()
-                .try_for_each(|(kind, payload)| writer.write_slot(*kind, SlotFlags::default(), payload))?;
+    let quality = match check {
+        Some(check) => {
+            progress.check();
+            let values = SourceValues::new(&plan.inventory, &plan.recipes, &trail);
+            self_check(check, &values, &mut writer, options)?
         }
-    }
+        None => BTreeMap::new(),
+    };
     writer.finish(|header| {
         header.source.sha256 = sha256;
-        if keeps_evidence && !quality.is_empty() {
+        if !quality.is_empty() && options.compat.is_none() {
             header.flags |= HeaderFlags::HAS_TRACE_REF;
             header.metadata.extend(quality.clone());
         }
@@ -132,14 +127,21 @@ pub fn convert_to(
     Ok(report)
 }
 
-/// Has the finished tensors tried.
+/// Has the finished tensors tried and appends the evidence's slots; returns its metadata. A file in the original's layout
+/// is tried as well, but has no place for the evidence.
 fn self_check(
     check: &mut dyn SelfCheck,
     values: &SourceValues<'_>,
-    bundle: BaseFile,
-) -> Result<Evidence, ConvertError> {
-    let found = check.check(values, bundle);
-    found.map_err(|cause| ConvertError::SelfCheck { path: values.path().to_owned(), cause })
+    writer: &mut BaseWriter,
+    options: &Options,
+) -> Result<BTreeMap<String, Value>, ConvertError> {
+    let found = check.check(values, writer.preview()?);
+    let Evidence { metadata, slots } =
+        found.map_err(|cause| ConvertError::SelfCheck { path: values.path().to_owned(), cause })?;
+    for (kind, payload) in slots.iter().filter(|_| options.compat.is_none()) {
+        writer.write_slot(*kind, SlotFlags::default(), payload)?;
+    }
+    Ok(metadata)
 }
 
 /// What [`convert`] would do, from headers and configuration alone; nothing is written, and of the weights only a sample
