@@ -62,7 +62,7 @@ pub struct Options {
     /// Decode quantised matrices to f32 at load, to measure what integer activations cost.
     pub dequantize: bool,
     /// Hold as little as possible, for one pass over a few tokens: what has to be decoded is decoded block by block at
-    /// every use, and the map's pages are given back after every layer. Changes no result.
+    /// every use, and the map's pages are given back after every block of rows. Changes no result.
     pub lean: bool,
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct Context<'a> {
     pub spec: &'a ModelSpec,
     pub weights: &'a Weights,
     pub rope: Option<&'a Frequencies>,
-    /// Give mapped pages back after every layer.
+    /// Give mapped pages back after every block of rows.
     pub lean: bool,
     /// Sees the input of every linear layer.
     pub watch: Option<&'a Watch<'a>>,
@@ -93,9 +93,6 @@ impl Context<'_> {
             self.norm(&weights.post_norm, tokens.len(), work);
             self.ffn(layer, weights, tokens.len(), work)?;
             self.cpu.add(&mut work.x[..n], &work.out[..n]);
-            if self.lean {
-                self.tensors.release_pages();
-            }
         }
         Ok(())
     }
@@ -154,28 +151,27 @@ impl Context<'_> {
                 watch(&LinearInput { weight: w.weight.name(), rows, x, cols });
             }
         }
-        if jobs.iter().any(|job| job.w.weight.is_streamed()) {
-            return jobs.into_iter().try_for_each(|job| self.linear_alone(scratch, x, job));
+        if self.lean || jobs.iter().any(|job| job.w.weight.is_streamed()) {
+            return jobs.into_iter().try_for_each(|job| self.linear_in_blocks(scratch, x, job));
         }
         let mut jobs = jobs.map(|Job { w, out }| LinearJob { w: w.resident(self.tensors), out });
         self.cpu.linear(scratch, x, &mut jobs);
         Ok(())
     }
 
-    /// One linear layer; a streamed one block of rows after block of rows.
-    fn linear_alone(&self, scratch: &mut Scratch, x: &[f32], job: Job<'_>) -> Result<(), EngineError> {
+    /// One linear layer, a block of rows after the other.
+    fn linear_in_blocks(&self, scratch: &mut Scratch, x: &[f32], job: Job<'_>) -> Result<(), EngineError> {
         let Job { w, out } = job;
-        if !w.weight.is_streamed() {
-            self.cpu.linear(scratch, x, &mut [LinearJob { w: w.resident(self.tensors), out }]);
-            return Ok(());
-        }
         let (width, tokens) = (w.len(), x.len() / w.weight.cols());
         let mut part = Vec::new();
-        w.stream(self.tensors, self.cpu.threads(), |first, block| {
+        w.each_block(self.tensors, self.cpu.threads(), |first, block| {
             part.resize(tokens * block.rows, 0.0);
             self.cpu.linear(scratch, x, &mut [LinearJob { w: block, out: &mut part }]);
             for (out, part) in out.chunks_exact_mut(width).zip(part.chunks_exact(block.rows)) {
                 out[first..first + block.rows].copy_from_slice(part);
+            }
+            if self.lean {
+                self.tensors.release_pages();
             }
             Ok(())
         })

@@ -290,7 +290,7 @@ pub(crate) struct Rows<'a> {
     pub range: Range<usize>,
 }
 
-/// Values of a streamed matrix that are held at a time.
+/// Elements of a matrix that are looked at at a time where little memory is to be held.
 const BLOCK_ELEMENTS: usize = 1 << 22;
 
 impl<'a> Rows<'a> {
@@ -303,8 +303,9 @@ impl<'a> Rows<'a> {
         self.weight.resident(tensors).slice_rows(self.range.clone())
     }
 
-    /// Makes the rows block by block, and calls `use_block` with each and the index of its first row.
-    pub fn stream(
+    /// Goes through the rows block by block, made on demand if the weight is streamed, and calls `use_block` with each
+    /// and the index of its first row.
+    pub fn each_block(
         &self,
         tensors: Tensors<'_>,
         threads: usize,
@@ -312,13 +313,18 @@ impl<'a> Rows<'a> {
     ) -> Result<(), EngineError> {
         let Weight { name, cols, encoding, .. } = self.weight;
         let step = (BLOCK_ELEMENTS / cols).clamp(1, self.len().max(1));
-        let mut values = vec![0.0; step * cols];
+        let mut values = vec![0.0; if self.weight.is_streamed() { step * cols } else { 0 }];
         for first in self.range.clone().step_by(step) {
             let rows = step.min(self.range.end - first);
+            let index = first - self.range.start;
+            if !self.weight.is_streamed() {
+                use_block(index, self.weight.resident(tensors).slice_rows(first..first + rows))?;
+                continue;
+            }
             let values = &mut values[..rows * cols];
             tensors.read_rows(name, first * cols, values, *cols, threads)?;
             let bytes = little_endian(values);
-            use_block(first - self.range.start, Matrix::new(*encoding, rows, *cols, &bytes)?)?;
+            use_block(index, Matrix::new(*encoding, rows, *cols, &bytes)?)?;
         }
         Ok(())
     }
