@@ -136,6 +136,15 @@ def copy(source, target):
     shutil.rmtree(target)
 
 
+CONVERSIONS = [
+    ("base-q4 (rtn)", ["--target", "base-q4", "--method", "rtn"]),
+    ("base-q8 (rtn)", ["--target", "base-q8", "--method", "rtn"]),
+    ("base-q4 (mse)", ["--target", "base-q4", "--method", "mse"]),
+]
+# Bound by arithmetic wherever the source comes from.
+SLOW = ["base-q4 (mse)"]
+
+
 def measure(binary, directory, layers):
     source, output = os.path.join(directory, "source"), os.path.join(directory, "out.base")
     total = sum(size(shape) for shard in tensors(layers) for _, shape in shard)
@@ -146,9 +155,11 @@ def measure(binary, directory, layers):
         prepare(source)
         seconds, _ = timed(lambda: copy(source, os.path.join(directory, "copy")))
         print(f"{'cp, synced':24}{cache:>6}{seconds:9.1f}{total / 1e9 / seconds:7.2f}", flush=True)
-        for target in ["base-q4", "base-q8"]:
+        for name, options in CONVERSIONS:
+            if name in SLOW and cache == "cold":
+                continue
             prepare(source)
-            command = [binary, "convert", source, "-o", output, "--target", target, "--no-tokenizer", "--no-check", "--json"]
+            command = [binary, "convert", source, "-o", output, *options, "--no-tokenizer", "--no-check", "--json"]
             sys.stdout.flush()
             with open(os.devnull, "w") as null:
                 saved = os.dup(1)
@@ -156,7 +167,7 @@ def measure(binary, directory, layers):
                 seconds, (peak, cpu) = timed(lambda: child(command))
                 os.dup2(saved, 1)
             rate = total / 1e9 / seconds
-            print(f"{'convert to ' + target:24}{cache:>6}{seconds:9.1f}{rate:7.2f}{cpu:7.1f}{peak / 2**20:7.0f} MiB")
+            print(f"{'convert to ' + name:24}{cache:>6}{seconds:9.1f}{rate:7.2f}{cpu:7.1f}{peak / 2**20:7.0f} MiB")
             os.remove(output)
     load = os.getloadavg()[1]
     print(f"load of the machine over the last five minutes: {load:.1f}")
