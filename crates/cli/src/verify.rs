@@ -1,5 +1,6 @@
 //! `basert verify`: whether a file is intact, and whether it still computes what it did when it was converted.
 
+use basert_engine::doubled_norm_offset;
 use basert_format::BaseFile;
 use basert_measure::{MeasureError, QualityRecord, Replay, replay};
 use serde_json::{Value, json};
@@ -14,20 +15,24 @@ pub fn run(args: &VerifyArgs) -> Outcome {
     let file = bundle::open(&args.file)?;
     let path = file.path().display().to_string();
     checksums(&file)?;
+    let doubled = file.header().arch.parse().ok().and_then(|arch| doubled_norm_offset(&file, arch));
     let replayed = args.logits.then(|| replay(file, args.threads)).transpose().map_err(failure)?;
     if args.json {
-        output::print_json(&to_json(replayed.as_ref()))?;
+        output::print_json(&to_json(replayed.as_ref(), doubled))?;
     } else {
         output::print(&in_words(replayed.as_ref()))?;
     }
     match replayed {
-        Some(Replay { agrees: false, .. }) => Err(Failure::new(format!(
-            "{path} does not compute here what its record says"
-        ))
-        .hint(
-            "convert the checkpoint again; if that does not help, please report it with this machine's CPU",
-        )),
-        _ => Ok(()),
+        Some(Replay { agrees: false, record, .. }) => {
+            let what = if record.is_some() { "record" } else { "reference trace" };
+            Err(Failure::new(format!("{path} does not compute here what its {what} says")).hint(
+                "convert the checkpoint again; if that does not help, please report it with this machine's CPU",
+            ))
+        }
+        _ => doubled.map_or(Ok(()), |mean| {
+            Err(Failure::new(format!("{path}: {}", MeasureError::DoubledNorms { mean }))
+                .hint("convert the checkpoint again, without --source-convention"))
+        }),
     }
 }
 
@@ -46,7 +51,7 @@ fn failure(error: MeasureError) -> Failure {
     let failure = Failure::from_error(&error);
     match error {
         MeasureError::NoRecord { .. } => {
-            failure.hint("files that `basert convert` checked have one; convert the checkpoint again")
+            failure.hint("files that `basert convert` checked have some, but for those of --compat; convert the checkpoint again")
         }
         _ => failure,
     }
@@ -84,6 +89,6 @@ pub fn record_in_words(record: &QualityRecord) -> String {
     )
 }
 
-fn to_json(replay: Option<&Replay>) -> Value {
-    json!({ "checksums_correct": true, "logits": replay })
+fn to_json(replay: Option<&Replay>, doubled_norms: Option<f64>) -> Value {
+    json!({ "checksums_correct": true, "doubled_norms": doubled_norms, "logits": replay })
 }

@@ -314,7 +314,7 @@ impl ConvertError {
                 Some("add a rule for them; a last rule with pattern ** covers all that is left")
             }
             ConvertError::SelfCheck { .. } => Some(
-                "run the checkpoint in the program that wrote it; if it is sound there, please report this; --no-check converts it unchecked",
+                "--no-check converts it all the same; if the checkpoint is sound in the program that wrote it, please report this",
             ),
             ConvertError::NoGgmlType { .. } => Some(
                 "--outtype says what becomes of them, e.g. f16 or q8_0; q4 and q5 bundles fit as they are",

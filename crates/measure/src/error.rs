@@ -55,7 +55,7 @@ pub enum MeasureError {
         /// Values announced.
         expected: u64,
     },
-    /// A converted model that cannot read.
+    /// A converted model that cannot read, as its source's own values cannot.
     #[error(
         "it reads plain English as noise: perplexity {perplexity:.0} (the source's values: {source_perplexity:.0}) with a \
          vocabulary of {vocab}, {limit:.0} or more; a norm offset, head order or tokenizer is probably wrong"
@@ -70,8 +70,39 @@ pub enum MeasureError {
         /// Perplexity from which on a model is refused.
         limit: f64,
     },
-    /// A file without evidence of its quality.
-    #[error("{} has neither a quality record nor a reference trace", path.display())]
+    /// A converted model that cannot read, though its source can.
+    #[error(
+        "quantisation has ruined it: it reads plain English at perplexity {perplexity:.0}, the source's values at \
+         {source_perplexity:.1}; more bits, --calibration with a text, or a --profile will do better"
+    )]
+    Ruined {
+        /// Of the converted file.
+        perplexity: f64,
+        /// Of the source's own values.
+        source_perplexity: f64,
+    },
+    /// A Qwen3.5 model whose norms carry the offset twice.
+    #[error(
+        "the mean input norm gain is {mean:.2} instead of about 1: the offset of 1 is in these norms twice, once from the \
+         checkpoint and once from its convention"
+    )]
+    DoubledNorms {
+        /// The mean gain.
+        mean: f64,
+    },
+    /// Likelihoods so small that their numbers are not finite.
+    #[error(
+        "it finds the replayed tokens impossible: {file_nll:.0} nats per token, the source's values {source_nll:.0}; \
+         weights or norms are of the wrong size"
+    )]
+    NotMeasurable {
+        /// Of the file.
+        file_nll: f64,
+        /// Of the source's values.
+        source_nll: f64,
+    },
+    /// A file without reference logits.
+    #[error("{} has no reference logits to compare with", path.display())]
     NoRecord {
         /// The file.
         path: PathBuf,

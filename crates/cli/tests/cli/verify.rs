@@ -71,8 +71,7 @@ fn a_file_without_a_record_says_so() {
     let (_dir, model) = converted("llama-tiny", "q8");
     assert!(run!("inspect", &model).ok().out.contains("not checked when it was converted"));
     run!("verify", &model).ok();
-    run!("verify", &model, "--logits")
-        .fails_with(&["neither a quality record nor", "convert the checkpoint again"]);
+    run!("verify", &model, "--logits").fails_with(&["no reference logits", "convert the checkpoint again"]);
 }
 
 #[test]
@@ -117,6 +116,38 @@ fn a_trained_model_with_one_added_to_its_norms_is_refused() {
     assert_eq!(names(dir.path()), ["shifted.gguf"]);
 }
 
+/// Two bits ruin a small model; the source is not to blame, and the message does not say so.
+#[test]
+fn a_model_that_quantisation_ruins_is_refused_with_the_right_reason() {
+    let Some(model) = smollm2() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    run!("convert", &model, "-o", dir.path().join("m.base"), "--target", "q2", "--allow-quant-from-quant")
+        .fails_with(&["quantisation has ruined it", "more bits", "--no-check"]);
+    assert_eq!(names(dir.path()), Vec::<String>::new());
+}
+
+/// Likelihoods of zero have no finite perplexity: nothing is published that JSON cannot describe.
+#[test]
+fn a_model_that_finds_every_token_impossible_is_refused_and_not_half_recorded() {
+    let source = checkpoint("llama-tiny");
+    fs::remove_file(source.path().join("tokenizer.json")).unwrap();
+    let weights = source.path().join("model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let tensors: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let [start, end] = [0, 1]
+        .map(|i| tensors["model.norm.weight"]["data_offsets"][i].as_u64().unwrap() as usize + 8 + header);
+    for gain in bytes[start..end].chunks_exact_mut(2) {
+        // 2^20 in bf16.
+        gain.copy_from_slice(&1048576.0f32.to_le_bytes()[2..]);
+    }
+    fs::write(&weights, bytes).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    run!("convert", source.path(), "-o", dir.path().join("m.base"), "--no-tokenizer")
+        .fails_with(&["does not pass its self-check", "impossible"]);
+    assert_eq!(names(dir.path()), Vec::<String>::new());
+}
+
 /// Naming the wrong convention shifts the norms of a checkpoint twice; the finished file can be told by its weights.
 #[test]
 fn doubly_shifted_norms_are_recognised_in_a_finished_file() {
@@ -141,6 +172,9 @@ fn doubly_shifted_norms_are_recognised_in_a_finished_file() {
     run!("convert", "--no-check", source.path(), "-o", &out, "--source-convention", "hf").ok();
     let facts = run!("inspect", &out, "--json").ok().json();
     assert!(facts["suspicious"].as_str().unwrap().contains("added twice"), "{}", facts["suspicious"]);
+    run!("verify", &out).fails_with(&["the offset of 1 is in these norms twice"]);
+    run!("convert", source.path(), "-o", &out, "--force", "--source-convention", "hf")
+        .fails_with(&["does not pass its self-check", "twice"]);
     run!("convert", "--no-check", fixture("qwen35-dense-tiny"), "-o", &out, "--force").ok();
     assert_eq!(run!("inspect", &out, "--json").ok().json()["suspicious"], Value::Null);
 }

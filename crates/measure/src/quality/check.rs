@@ -3,12 +3,13 @@
 use std::error::Error;
 
 use basert_convert::{Evidence, SelfCheck, SourceValues};
-use basert_engine::{Engine, KvTypes, Options, TokenRun, WantLogits, stream};
+use basert_engine::{Engine, KvTypes, Options, TokenRun, WantLogits, doubled_norm_offset, stream};
 use basert_format::{BaseFile, Header, SlotKind};
 use basert_kernels::KvDtype;
 use basert_model::ModelSpec;
 
 use super::reference::TRACE_TOKENS;
+use super::replay::compare;
 use super::{MAX_TOKENS, NO_TEXT, QualityRecord, Reference, TEXT, TEXT_NAME, Trace};
 use crate::divergence::divergence;
 use crate::source::Values;
@@ -50,13 +51,16 @@ impl SelfCheck for Check<'_> {
         bundle: BaseFile,
     ) -> Result<Evidence, Box<dyn Error + Send + Sync>> {
         let text = (self.tokenize)(bundle.header(), TEXT)?;
-        let options = options(self.threads);
-        let mut engine = Engine::load(bundle, &options)?;
+        let mut engine = Engine::load(bundle, &options(self.threads))?;
+        if let Some(mean) = doubled_norm_offset(engine.file(), engine.spec().arch) {
+            return Err(MeasureError::DoubledNorms { mean }.into());
+        }
         let (name, mut ids) = match text {
             Some(ids) => (TEXT_NAME, ids),
             None => (NO_TEXT, arbitrary_ids(engine.spec().vocab)),
         };
-        ids.truncate(most_tokens(engine.spec().vocab));
+        let context = engine.spec().max_context.unwrap_or(MAX_TOKENS);
+        ids.truncate(most_tokens(engine.spec().vocab).min(context));
         let logits = run(&mut engine, &ids)?;
         let spec = engine.spec().clone();
         drop(engine);
@@ -69,9 +73,11 @@ impl SelfCheck for Check<'_> {
         if let Some(trace) = Trace::new(&ids, &expected, spec.vocab) {
             slots.push((SlotKind::TraceReference, trace.to_bytes()));
         }
-        slots.push((SlotKind::Custom, Reference::new(&ids, &expected, spec.vocab).to_bytes()));
-        let record = QualityRecord::new(name, ids.len(), &found, &logits);
-        Ok(Evidence { metadata: record.to_metadata(), slots })
+        let reference = Reference::new(&ids, &expected, spec.vocab);
+        let (kl, _) = compare(&reference, &logits)?;
+        slots.push((SlotKind::Custom, reference.to_bytes()));
+        let record = QualityRecord::new(name, ids.len(), &found, kl.estimate().mean, &logits)?;
+        Ok(Evidence { metadata: record.to_metadata()?, slots })
     }
 }
 
@@ -112,9 +118,13 @@ fn arbitrary_ids(vocab: usize) -> Vec<u32> {
 }
 
 fn refuse_noise(found: &Divergence, vocab: usize) -> Result<(), MeasureError> {
-    let (perplexity, limit) = (found.candidate.perplexity.mean, (vocab as f64).powf(NOISE));
+    let limit = (vocab as f64).powf(NOISE);
+    let (perplexity, source_perplexity) = (found.candidate.perplexity.mean, found.reference.perplexity.mean);
     if perplexity < limit {
-        return Ok(());
+        Ok(())
+    } else if source_perplexity < limit {
+        Err(MeasureError::Ruined { perplexity, source_perplexity })
+    } else {
+        Err(MeasureError::Noise { perplexity, source_perplexity, vocab, limit })
     }
-    Err(MeasureError::Noise { perplexity, source_perplexity: found.reference.perplexity.mean, vocab, limit })
 }

@@ -11,7 +11,7 @@ use crate::{Divergence, MeasureError};
 /// Prefix of the keys.
 const PREFIX: &str = "quality.";
 
-/// What was found when a file was converted: `metadata` keys `quality.*` in the order of these fields.
+/// What was found when a file was converted: `metadata` keys `quality.*`, one for each field.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QualityRecord {
     /// Version of the arithmetic that ran the file; see [`basert_kernels::ARITHMETIC`].
@@ -30,23 +30,50 @@ pub struct QualityRecord {
     pub max_kl: f64,
     /// Share of positions at which both find the same token likeliest, 0 to 1.
     pub top1_agreement: f64,
+    /// Mean KL(source ‖ file) over the positions whose reference logits are kept.
+    pub reference_kl: f64,
     /// xxHash64 (seed 0, 16 hex digits) of the file's own logits `[tokens, vocabulary]` as little-endian f32.
     pub logits_xxh64: String,
 }
 
 impl QualityRecord {
-    pub(super) fn new(text: &str, tokens: usize, found: &Divergence, logits: &[f32]) -> QualityRecord {
-        QualityRecord {
+    /// # Errors
+    /// [`MeasureError::NotMeasurable`] if a number is not finite, which JSON cannot say.
+    pub(super) fn new(
+        text: &str,
+        tokens: usize,
+        found: &Divergence,
+        reference_kl: f64,
+        logits: &[f32],
+    ) -> Result<QualityRecord, MeasureError> {
+        let numbers = [
+            found.candidate.perplexity.mean,
+            found.reference.perplexity.mean,
+            found.kl.mean,
+            found.max_kl,
+            found.top1_agreement,
+            reference_kl,
+        ];
+        if !numbers.iter().all(|number| number.is_finite()) {
+            return Err(MeasureError::NotMeasurable {
+                file_nll: found.candidate.nll.mean,
+                source_nll: found.reference.nll.mean,
+            });
+        }
+        let [perplexity, source_perplexity, mean_kl, max_kl, top1_agreement, reference_kl] =
+            numbers.map(rounded);
+        Ok(QualityRecord {
             arithmetic: basert_kernels::ARITHMETIC.to_owned(),
             text: text.to_owned(),
             tokens,
-            perplexity: rounded(found.candidate.perplexity.mean),
-            source_perplexity: rounded(found.reference.perplexity.mean),
-            mean_kl: rounded(found.kl.mean),
-            max_kl: rounded(found.max_kl),
-            top1_agreement: rounded(found.top1_agreement),
+            perplexity,
+            source_perplexity,
+            mean_kl,
+            max_kl,
+            top1_agreement,
+            reference_kl,
             logits_xxh64: hash(logits),
-        }
+        })
     }
 
     /// The record in a file's header, if it has one.
@@ -75,12 +102,9 @@ impl QualityRecord {
     }
 
     /// The keys and values for a header.
-    pub(super) fn to_metadata(&self) -> BTreeMap<String, Value> {
-        let fields = match serde_json::to_value(self) {
-            Ok(Value::Object(fields)) => fields,
-            _ => serde_json::Map::new(),
-        };
-        fields.into_iter().map(|(key, value)| (format!("{PREFIX}{key}"), value)).collect()
+    pub(super) fn to_metadata(&self) -> Result<BTreeMap<String, Value>, serde_json::Error> {
+        let fields: BTreeMap<String, Value> = serde_json::from_value(serde_json::to_value(self)?)?;
+        Ok(fields.into_iter().map(|(key, value)| (format!("{PREFIX}{key}"), value)).collect())
     }
 }
 
