@@ -11,7 +11,6 @@ use indicatif::ProgressBar;
 use serde_json::json;
 
 use crate::args::ConvertArgs;
-use crate::bundle::quoted;
 use crate::failure::{Failure, Outcome};
 use crate::units::bytes;
 use crate::verify::record_in_words;
@@ -78,7 +77,7 @@ fn convert(source: &Path, args: &ConvertArgs, options: Options) -> Outcome {
         }
         failed(&e)
     })?;
-    show(&report, &output, args.json)
+    show(&report, &output, args)
 }
 
 /// The output, with ^C leaving nothing but what is kept of it.
@@ -145,18 +144,20 @@ fn show_plan(report: &Report, check: Option<u64>, as_json: bool) -> Outcome {
     output::print(&format!("{}\n{report}\n{summary}\n", report.table()))
 }
 
-fn show(report: &Report, output: &Path, as_json: bool) -> Outcome {
+fn show(report: &Report, output: &Path, args: &ConvertArgs) -> Outcome {
     let size = std::fs::metadata(output).map_or(0, |m| m.len());
     let quality = QualityRecord::from_metadata(&report.quality)
         .map_err(|e| Failure::new(format!("the self-check's own record cannot be read: {e}")))?;
-    if as_json {
+    if args.json {
         let mut object = json!(report);
         object["quality"] = json!(quality);
         object["output"] = json!(output.display().to_string());
         object["output_bytes"] = json!(size);
         return output::print_json(&object);
     }
-    let checked = quality.map_or_else(|| "skipped".to_owned(), |record| record_in_words(&record));
+    let kept =
+        if args.compat.is_some() { "; the original's layout has no place for this record" } else { "" };
+    let checked = quality.map_or_else(|| "skipped".to_owned(), |record| record_in_words(&record) + kept);
     output::print(&format!(
         "{report}\nself-check: {checked}\nwrote {} ({}, {size} bytes)\n",
         output.display(),
@@ -182,11 +183,7 @@ fn check_output(source: &Path, output: &Path, force: bool) -> Outcome {
         return Err(Failure::new(format!("{} is both source and output", source.display())));
     }
     place::check(output, force)?;
-    let folder = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if !folder.is_dir() {
-        let failure = Failure::new(format!("the folder of {} does not exist", output.display()));
-        return Err(failure.hint(format!("mkdir -p {}", quoted(folder))));
-    }
+    place::check_folder(output)?;
     basert_convert::check_output(source, output).map_err(|e| failed(&e))
 }
 

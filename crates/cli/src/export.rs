@@ -8,7 +8,7 @@ use crate::args::ExportArgs;
 use crate::convert::{Bar, failed, guarded};
 use crate::failure::{Failure, Outcome};
 use crate::units::bytes;
-use crate::{output, place};
+use crate::{bundle, output, place};
 
 /// Runs the command.
 pub fn run(args: &ExportArgs) -> Outcome {
@@ -16,7 +16,10 @@ pub fn run(args: &ExportArgs) -> Outcome {
     if same_file(file, gguf) {
         return Err(Failure::new(format!("{} is both source and output", file.display())));
     }
+    // Says what it is if it is something else.
+    bundle::open(file)?;
     place::check(gguf, args.force)?;
+    place::check_folder(gguf)?;
     let options =
         ExportOptions { outtype: args.outtype, no_tokenizer: args.no_tokenizer, threads: args.threads };
     let place = guarded(Output::new(gguf).replace(args.force))?;

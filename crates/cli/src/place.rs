@@ -4,6 +4,7 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
+use crate::bundle::quoted;
 use crate::failure::{Failure, Outcome};
 
 /// Refuses a place where a regular file cannot or must not appear. An existing regular file needs `force`.
@@ -30,6 +31,19 @@ pub fn check(output: &Path, force: bool) -> Outcome {
         return Err(Failure::new(format!("the output {shown} is not a regular file")));
     }
     if force { Ok(()) } else { Err(exists(output)) }
+}
+
+/// Refuses a place whose folder is not there.
+///
+/// # Errors
+/// With the command that makes it.
+pub fn check_folder(output: &Path) -> Outcome {
+    let folder = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if folder.is_dir() {
+        return Ok(());
+    }
+    let failure = Failure::new(format!("the folder of {} does not exist", output.display()));
+    Err(failure.hint(format!("mkdir -p {}", quoted(folder))))
 }
 
 fn exists(output: &Path) -> Failure {

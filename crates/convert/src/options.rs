@@ -153,7 +153,7 @@ pub struct Options {
     /// every sane weight; values of 65 520 and more are an error that names this option.
     pub scale: ScaleDtype,
     /// How scales and biases are found; `None` = [`Method::Mse`] for 2 to 4 bits and wherever `importance` is given,
-    /// else [`Method::Rtn`].
+    /// else (and in the original's layout) [`Method::Rtn`].
     pub method: Option<Method>,
     /// What errors are weighted by; [`Method::Awq`] needs it.
     pub importance: Option<Importance>,
@@ -255,7 +255,10 @@ impl Options {
     pub(crate) fn searches(&self, encoding: Encoding) -> bool {
         match (self.method, encoding) {
             (Some(method), _) => method != Method::Rtn,
-            (None, Encoding::Affine { bits, .. }) => bits <= 4 || self.importance.is_some(),
+            // The original converter rounds to nearest.
+            (None, Encoding::Affine { bits, .. }) => {
+                self.importance.is_some() || bits <= 4 && self.compat.is_none()
+            }
             (None, _) => false,
         }
     }

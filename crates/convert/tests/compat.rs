@@ -13,7 +13,7 @@ use common::{Toy, converted, decoded, fixture, options, payloads, refused, share
 use serde_json::{Value, json};
 
 fn compat(target: &str) -> Options {
-    Options { compat: Some(Compat::Basert), ..nearest(target) }
+    Options { compat: Some(Compat::Basert), ..options(target) }
 }
 
 /// As the original converter quantises, which does not search.

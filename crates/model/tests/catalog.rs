@@ -35,7 +35,7 @@ fn what_is_not_verified_is_named_and_not_guessed() {
         ("qwen3-coder-30b-a3b", "`moe.moe_intermediate_size` is not verified"),
         ("smollm2-135m", "`rope.rope_theta` is not verified"),
         ("gemma-3-4b", "architecture `gemma3_text` is not supported"),
-        ("qwen3-next-80b-a3b", "architecture `qwen3_next` is not supported"),
+        ("qwen3-next-80b-a3b", "interleaved per key head unlike Qwen3.5's, is not supported"),
         ("no-such-model", "usable are qwen3.5-27b"),
     ] {
         assert!(why(id).contains(words), "{id}: {}", why(id));

@@ -187,6 +187,9 @@ impl Summary {
         match (&self.quality, &self.quality_problem) {
             (Some(record), _) => record_in_words(record),
             (None, Some(problem)) => problem.clone(),
+            (None, None) if self.metadata.contains_key("basert.compat") => {
+                "no record: the original's layout has no place for one".into()
+            }
             (None, None) => "not checked when it was converted".into(),
         }
     }

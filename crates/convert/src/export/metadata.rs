@@ -23,11 +23,11 @@ pub(super) fn of(
     notes: &mut Vec<String>,
 ) -> Result<Metadata, ConvertError> {
     let name = spec.arch.gguf_architecture();
-    refuse_other_arithmetic(file, config)?;
+    refuse_other_arithmetic(file, spec, config)?;
     let mut all: Metadata = vec![
         ("general.architecture".to_owned(), name.into()),
         ("general.type".to_owned(), "model".into()),
-        ("general.name".to_owned(), file.header().source.filename.clone().into()),
+        ("general.name".to_owned(), file.header().source.filename.trim_end_matches(".gguf").into()),
         ("general.quantization_version".to_owned(), 2.into()),
     ];
     let mut put = |key: &str, value: Value| all.push((format!("{name}.{key}"), value));
@@ -73,7 +73,7 @@ pub(super) fn of(
 }
 
 /// Settings for which llama.cpp would compute something else.
-fn refuse_other_arithmetic(file: &BaseFile, config: &Config) -> Result<(), ConvertError> {
+fn refuse_other_arithmetic(file: &BaseFile, spec: &ModelSpec, config: &Config) -> Result<(), ConvertError> {
     let refuse = |why: &str| {
         let path = file.path().display();
         Err(ConvertError::Option(format!("{path}: llama.cpp cannot run this model: {why}")))
@@ -85,6 +85,11 @@ fn refuse_other_arithmetic(file: &BaseFile, config: &Config) -> Result<(), Conve
         if !moe.mlp_only_layers.is_empty() {
             return refuse("it knows no dense layers between layers of experts");
         }
+    }
+    let scaled = matches!(config.rope_scaling, RopeScaling::Llama3 { .. })
+        || file.tensor("rope_freqs.weight").is_some();
+    if scaled && spec.arch != Arch::Llama {
+        return refuse("it scales rotary frequencies by factors in llama models only");
     }
     match &config.hybrid {
         Some(hybrid) if hybrid.linear_key_head_dim != hybrid.linear_value_head_dim => {
@@ -156,6 +161,12 @@ fn tokenizer(
             what: "tokenizer.json was looked for in its header",
         });
     };
+    if json["normalizer"]["type"] == "NFC" {
+        notes.push(
+            "a GGUF does not say that text is normalised to NFC: llama.cpp's ids of other text differ"
+                .to_owned(),
+        );
+    }
     let tokenizer_config = parse("tokenizer_config.json")?;
     let keys = basert_text::gguf::metadata(&json, tokenizer_config.as_ref(), config.vocab_size);
     let keys = keys.map_err(|cause| ConvertError::Tokenizer { path: file.path().to_owned(), cause })?;
