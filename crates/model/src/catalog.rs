@@ -127,12 +127,14 @@ impl<'a> Geometry<'a> {
     /// A family that is not computed here, or a field that is not verified.
     pub fn config(&self) -> Result<Settled, ModelError> {
         let family = self.text("arch").unwrap_or_default();
-        let arch = Arch::from_model_type(family).or_else(|cause| family.parse().map_err(|_| cause)).map_err(
-            |cause| match cause {
-                ModelError::Unsupported(what) => ModelError::Unsupported(format!("{}: {what}", self.place())),
-                other => other,
-            },
-        )?;
+        let arch = Arch::from_model_type(family).or_else(|cause| family.parse().map_err(|_| cause));
+        let arch = arch.map_err(|cause| {
+            let what = match cause {
+                ModelError::Unsupported(what) => what,
+                _ => format!("architecture `{family}`"),
+            };
+            ModelError::Unsupported(format!("{}: {what}", self.place()))
+        })?;
         let mut assumptions = Vec::new();
         let layers = self.count("num_layers")?;
         let head_dim = self.count("attention.k_head_dim")?;
