@@ -162,9 +162,9 @@ fn a_profile_and_a_target_are_not_both_obeyed() {
         ..Options { profile: built_in("dense").profile, ..options(target) }
     };
     for options in [
-        with("base-q4", None, ScaleDtype::F16),
-        with("auto", Some(32), ScaleDtype::F16),
-        with("auto", None, ScaleDtype::Bf16),
+        with("base-q4", None, None),
+        with("auto", Some(32), None),
+        with("auto", None, Some(ScaleDtype::Bf16)),
     ] {
         let error = refused(&source, &options).to_string();
         assert!(error.contains("profile dense"), "{error}");

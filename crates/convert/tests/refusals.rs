@@ -231,7 +231,7 @@ fn options_that_mean_nothing_are_refused() {
         (Options { group: Some(48), ..options("base-q4") }, "group size 48"),
         (Options { group: Some(64), ..options("bf16") }, "target bf16 has no groups"),
         (
-            Options { scale: basert_quant::ScaleDtype::E8m0, ..options("base-q4") },
+            Options { scale: Some(basert_quant::ScaleDtype::E8m0), ..options("base-q4") },
             "scales can be f16 or bf16",
         ),
         (Options { threads: Some(0), ..options("base-q4") }, "0 threads"),
