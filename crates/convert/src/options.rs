@@ -119,6 +119,10 @@ pub(crate) struct Wanted {
     pub scale: ScaleDtype,
     /// Affine codes without biases.
     pub symmetric: bool,
+    /// `scale` as it was asked for, if it is not a default.
+    pub asked_scale: Option<ScaleDtype>,
+    /// `symmetric` as it was asked for, if it is not a default.
+    pub asked_symmetric: Option<bool>,
 }
 
 impl Wanted {
@@ -258,10 +262,13 @@ impl Options {
 
     /// Whether tensors of this encoding have their scales searched.
     pub(crate) fn searches(&self, encoding: Encoding) -> bool {
-        match (self.method, encoding) {
-            (Some(method), _) => method != Method::Rtn,
-            (None, Encoding::Affine { bits, .. }) => bits <= 4 || self.importance.is_some(),
-            (None, _) => false,
+        // Scales of 8 bits are too coarse to fit.
+        let Encoding::Affine { bits, scale: ScaleDtype::F16 | ScaleDtype::Bf16, .. } = encoding else {
+            return false;
+        };
+        match self.method {
+            Some(method) => method != Method::Rtn,
+            None => bits <= 4 || self.importance.is_some(),
         }
     }
 
@@ -304,7 +311,14 @@ impl Options {
 
     /// A tensor of `dtype` with the group and scales that were asked for.
     pub(crate) fn like(&self, dtype: Dtype) -> Wanted {
-        Wanted { dtype, group: self.group, scale: self.scale.unwrap_or(ScaleDtype::F16), symmetric: false }
+        Wanted {
+            dtype,
+            group: self.group,
+            scale: self.scale.unwrap_or(ScaleDtype::F16),
+            symmetric: false,
+            asked_scale: self.scale,
+            asked_symmetric: None,
+        }
     }
 
     /// The target or profile, in words for reports and file names: `base-q4`, `hybrid`.
