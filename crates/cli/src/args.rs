@@ -135,8 +135,9 @@ pub struct ConvertArgs {
 
     /// Format of the large matrices: auto, base-q2, base-q3, base-q4, base-q5, base-q6, base-q8 (also q2 … q8), bf16,
     /// f16, f32. auto keeps a quantised source exactly and makes base-q4 of any other
-    #[arg(long, value_name = "TARGET", default_value = "auto", value_parser = target)]
-    pub target: Target,
+    /// [default: auto]
+    #[arg(long, value_name = "TARGET", value_parser = target)]
+    pub target: Option<Target>,
 
     /// Let a profile say by name what each tensor becomes: a built-in name (`basert profiles` lists them) or a JSON file
     #[arg(long, value_name = "NAME|FILE", conflicts_with_all = ["target", "group", "scales"])]
@@ -146,9 +147,9 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "N", value_parser = positive)]
     pub group: Option<usize>,
 
-    /// Format of the scales: f16, or bf16 for weights beyond 65504
-    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = scales)]
-    pub scales: ScaleDtype,
+    /// Format of the scales: f16, or bf16 for weights beyond 65504 [default: f16]
+    #[arg(long, value_name = "TYPE", value_parser = scales)]
+    pub scales: Option<ScaleDtype>,
 
     /// How scales are found: rtn rounds to nearest, mse searches for the least squared error, awq also scales columns by
     /// their activations [default: mse for 2 to 4 bits and with importance, else rtn]
@@ -232,11 +233,9 @@ pub struct CalibrationOptions {
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["importance", "plan"])]
     pub calibration: Option<PathBuf>,
 
-    /// Tokens of the calibration text that are read, in windows of 512
-    #[arg(
-        long, value_name = "N", default_value = "4096", value_parser = positive, requires = "calibration"
-    )]
-    pub calibration_tokens: usize,
+    /// Tokens of the calibration text that are read, in windows of 512 [default: 4096]
+    #[arg(long, value_name = "N", value_parser = positive, requires = "calibration")]
+    pub calibration_tokens: Option<usize>,
 
     /// Keep what the calibration found in this file
     #[arg(long, value_name = "FILE", requires = "calibration")]

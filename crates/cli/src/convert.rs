@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use basert_convert::{ConvertError, Options, Profile, Progress, Report, SelfCheck, same_file, source_name};
+use basert_convert::{ConvertError, Options, Profile, Progress, Report, SelfCheck, Target, source_name};
 use basert_format::{Header, Output};
 use basert_measure::{Check, QualityRecord};
 use basert_text::Tokenizer;
@@ -16,15 +16,16 @@ use crate::units::bytes;
 use crate::verify::record_in_words;
 use crate::{calibrate, interrupt, output, place, progress};
 
+mod places;
 mod synthetic;
+mod usage;
 
 /// Runs the command.
 pub fn run(args: &ConvertArgs) -> Outcome {
+    usage::check(args)?;
     let options = options(args)?;
     match (&args.synthetic, &args.source) {
         (Some(geometry), _) => synthetic::run(geometry, args, &options),
-        // Clap waives what an argument requires if that would clash with another.
-        (None, _) if args.layers.is_some() => Err(Failure::new("--layers goes with --synthetic only")),
         (None, Some(source)) => convert(source, args, options),
         (None, None) => Err(Failure::new("there is nothing to convert")),
     }
@@ -32,7 +33,7 @@ pub fn run(args: &ConvertArgs) -> Outcome {
 
 fn options(args: &ConvertArgs) -> Outcome<Options> {
     Ok(Options {
-        target: args.target,
+        target: args.target.unwrap_or(Target::AUTO),
         profile: args.profile.as_deref().map(Profile::load).transpose().map_err(|e| failed(&e))?,
         method: args.method,
         importance: calibrate::saved(&args.calibration)?,
@@ -61,7 +62,7 @@ fn convert(source: &Path, args: &ConvertArgs, options: Options) -> Outcome {
             default_output(source, &target)?
         }
     };
-    check_output(source, &output, args.force)?;
+    check_output(source, &output, args)?;
     let options = calibrate::collect(source, args, options)?;
 
     let place = guarded(Output::new(&output).replace(args.force).keep(args.resume))?;
@@ -178,13 +179,14 @@ fn default_output(source: &Path, target: &str) -> Outcome<PathBuf> {
     Ok(name.into())
 }
 
-fn check_output(source: &Path, output: &Path, force: bool) -> Outcome {
-    if !output.is_dir() && same_file(source, output) {
-        return Err(Failure::new(format!("{} is both source and output", source.display())));
+/// Refuses places where the output or the importance file cannot or must not appear, before any work.
+fn check_output(source: &Path, output: &Path, args: &ConvertArgs) -> Outcome {
+    places::check(source, output, args)?;
+    for path in [Some(output), args.calibration.save_importance.as_deref()].into_iter().flatten() {
+        place::check(path, args.force)?;
+        place::check_folder(path)?;
     }
-    place::check(output, force)?;
-    place::check_folder(output)?;
-    basert_convert::check_output(source, output).map_err(|e| failed(&e))
+    Ok(())
 }
 
 /// Progress in bytes of the output; the tensor at work is the bar's message.

@@ -32,6 +32,12 @@ pub(crate) fn of(
 ) -> Result<Vec<Stored>, ConvertError> {
     let wanted = wanted(plan, options, report)?;
     let folds = folds(plan, options, &wanted)?;
+    if options.method == Some(Method::Awq) && folds.is_empty() {
+        return Err(ConvertError::Option(
+            "method awq has nothing to scale: no tensor that is to be quantised has known activations"
+                .to_owned(),
+        ));
+    }
     let touched = awq::touched(&folds);
     let mut tensors = Vec::with_capacity(plan.recipes.len());
     for (recipe, wanted) in plan.recipes.iter().zip(wanted) {
@@ -42,6 +48,11 @@ pub(crate) fn of(
             trail.release(&encode::spans(recipe, 0, recipe.rows()), recipe.width);
         }
         note(report, &stored, fallback);
+        if let Some(note) = wanted.and_then(|wanted| kept_otherwise(&stored, wanted))
+            && !report.notes.contains(&note)
+        {
+            report.notes.push(note);
+        }
         if let Some(note) = storage::cut_blocks(&plan.inventory, recipe)
             && !report.notes.contains(&note)
         {
@@ -49,7 +60,10 @@ pub(crate) fn of(
         }
         tensors.push(stored);
     }
-    if let (None, Some(what)) = (method(&tensors, options), options.quantises_with()) {
+    let (found, rtn) = (method(&tensors, options), options.method == Some(Method::Rtn));
+    if let Some(what) = options.quantises_with()
+        && (found.is_none() || (found == Some(Method::Rtn) && !rtn))
+    {
         return Err(ConvertError::Option(format!("no tensor has scales to find, so {what} means nothing")));
     }
     note_factors(report, &touched);
@@ -131,6 +145,11 @@ fn wanted(
         }
         wanted.push(found);
     }
+    if let Some(profile) = &options.profile {
+        let covered = plan.recipes.iter().filter(|recipe| must_be_covered(recipe));
+        let names: Vec<&str> = covered.map(|recipe| recipe.name.as_str()).collect();
+        report.notes.extend(profile.idle(&names));
+    }
     match &options.profile {
         Some(profile) if !missing.is_empty() => {
             Err(ConvertError::NotCovered { profile: profile.name.clone(), names: missing })
@@ -144,6 +163,22 @@ fn wanted(
 fn must_be_covered(recipe: &Recipe) -> bool {
     use Role::{Embed, Experts, Head, Linear, Router, SharedGate};
     matches!(recipe.role, Some(Embed | Head | Linear | Experts | Router | SharedGate))
+}
+
+/// Says so if a tensor that is quantised already is kept exactly with another scale format, or with biases or without,
+/// than its rule or option asks for: changing that would lose precision and gain nothing.
+fn kept_otherwise(stored: &Stored, wanted: Wanted) -> Option<String> {
+    let Encoding::Affine { scale, symmetric, .. } = stored.planned.encoding else { return None };
+    let other_scale = wanted.asked_scale.is_some_and(|asked| asked != scale);
+    let other_symmetry = wanted.asked_symmetric.is_some_and(|asked| asked != symmetric);
+    if !stored.repacked || !(other_scale || other_symmetry) {
+        return None;
+    }
+    let name = without_layer(&stored.planned.name);
+    let (has, asked) = (if symmetric { "no biases" } else { "biases" }, wanted.asked_scale);
+    let asked = asked.map_or_else(String::new, |asked| format!(" scales {asked}"));
+    let symmetric = wanted.asked_symmetric.map_or_else(String::new, |asked| format!(" symmetric {asked}"));
+    Some(format!("{name} is kept exactly, with {scale} scales and {has}; asked for:{asked}{symmetric}"))
 }
 
 /// Enters a tensor into the report.
@@ -174,9 +209,5 @@ pub(crate) fn method(tensors: &[Stored], options: &Options) -> Option<Method> {
     let is_affine =
         |stored: &&Stored| matches!(stored.planned.encoding, Encoding::Affine { .. }) && !stored.repacked;
     let searched = tensors.iter().filter(is_affine).map(|stored| stored.searched).max()?;
-    Some(match options.method {
-        Some(method) => method,
-        None if searched => Method::Mse,
-        None => Method::Rtn,
-    })
+    Some(if searched { options.method.unwrap_or(Method::Mse) } else { Method::Rtn })
 }

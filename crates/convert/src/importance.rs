@@ -58,7 +58,7 @@ impl Importance {
     /// Reads a file that [`Importance::to_bytes`] made.
     ///
     /// # Errors
-    /// A file that is no such file, of another version, or with values that are no mean squares.
+    /// A file that is no such file, of another version, without tensors, or with values that are no mean squares.
     pub fn load(path: &Path) -> Result<Importance, ConvertError> {
         let origin = path.display().to_string();
         let refuse = |why: String| ConvertError::Importance { origin: path.display().to_string(), why };
@@ -84,6 +84,9 @@ impl Importance {
                 return Err(refuse(format!("tensor {name} has {value}, which is no mean square")));
             }
             squares.insert(tensor.name.to_owned(), values);
+        }
+        if squares.is_empty() {
+            return Err(refuse("it has no tensors".to_owned()));
         }
         Ok(Importance { origin, fingerprint: get("fingerprint").to_owned(), tokens, squares })
     }

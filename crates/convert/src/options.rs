@@ -119,6 +119,10 @@ pub(crate) struct Wanted {
     pub scale: ScaleDtype,
     /// Affine codes without biases.
     pub symmetric: bool,
+    /// `scale` as it was asked for, if it is not a default.
+    pub asked_scale: Option<ScaleDtype>,
+    /// `symmetric` as it was asked for, if it is not a default.
+    pub asked_symmetric: Option<bool>,
 }
 
 impl Wanted {
@@ -147,11 +151,11 @@ pub struct Options {
     pub profile: Option<Profile>,
     /// Elements per scale: 32, 64 or 128; `None` = the target's default.
     pub group: Option<usize>,
-    /// Format of scales and biases: f16 (default) or bf16.
+    /// Format of scales and biases: f16 or bf16; `None` = f16.
     ///
     /// f16 keeps 11 significant bits against bf16's 8, which matters most at 5 bits and more. Its range holds
     /// every sane weight; values of 65 520 and more are an error that names this option.
-    pub scale: ScaleDtype,
+    pub scale: Option<ScaleDtype>,
     /// How scales and biases are found; `None` = [`Method::Mse`] for 2 to 4 bits and wherever `importance` is given,
     /// else (and in the original's layout) [`Method::Rtn`].
     pub method: Option<Method>,
@@ -178,7 +182,7 @@ impl Default for Options {
             target: Target::AUTO,
             profile: None,
             group: None,
-            scale: ScaleDtype::F16,
+            scale: None,
             method: None,
             importance: None,
             allow_quant_from_quant: false,
@@ -194,11 +198,16 @@ impl Default for Options {
 impl Options {
     /// Refuses combinations that mean nothing.
     pub(crate) fn check(&self) -> Result<(), ConvertError> {
-        if !matches!(self.scale, ScaleDtype::F16 | ScaleDtype::Bf16) {
-            return Err(ConvertError::Option(format!("scales can be f16 or bf16, not {}", self.scale)));
+        if let Some(scale) = self.scale {
+            if !matches!(scale, ScaleDtype::F16 | ScaleDtype::Bf16) {
+                return Err(ConvertError::Option(format!("scales can be f16 or bf16, not {scale}")));
+            }
+            if self.target.dtype().is_some_and(Dtype::is_float) {
+                return Err(ConvertError::Option(format!("target {} has no scales", self.target)));
+            }
         }
         if let Some(Profile { name, .. }) = &self.profile
-            && (self.target != Target::AUTO || self.group.is_some() || self.scale != ScaleDtype::F16)
+            && (self.target != Target::AUTO || self.group.is_some() || self.scale.is_some())
         {
             return Err(ConvertError::Option(format!(
                 "profile {name} decides targets, groups and scales by name; give either a profile or these"
@@ -253,13 +262,14 @@ impl Options {
 
     /// Whether tensors of this encoding have their scales searched.
     pub(crate) fn searches(&self, encoding: Encoding) -> bool {
-        match (self.method, encoding) {
-            (Some(method), _) => method != Method::Rtn,
+        // Scales of 8 bits are too coarse to fit.
+        let Encoding::Affine { bits, scale: ScaleDtype::F16 | ScaleDtype::Bf16, .. } = encoding else {
+            return false;
+        };
+        match self.method {
+            Some(method) => method != Method::Rtn,
             // The original converter rounds to nearest.
-            (None, Encoding::Affine { bits, .. }) => {
-                self.importance.is_some() || bits <= 4 && self.compat.is_none()
-            }
-            (None, _) => false,
+            None => self.importance.is_some() || bits <= 4 && self.compat.is_none(),
         }
     }
 
@@ -272,6 +282,12 @@ impl Options {
         if resolved.target == Target::AUTO && self.group.is_some() {
             return Err(ConvertError::Option(
                 "target auto takes its groups from the source; name another target to choose a group"
+                    .to_owned(),
+            ));
+        }
+        if let (Target::AUTO, Some(_)) = (resolved.target, resolved.scale) {
+            return Err(ConvertError::Option(
+                "target auto takes its scales from the source; name another target to choose their format"
                     .to_owned(),
             ));
         }
@@ -296,7 +312,14 @@ impl Options {
 
     /// A tensor of `dtype` with the group and scales that were asked for.
     pub(crate) fn like(&self, dtype: Dtype) -> Wanted {
-        Wanted { dtype, group: self.group, scale: self.scale, symmetric: false }
+        Wanted {
+            dtype,
+            group: self.group,
+            scale: self.scale.unwrap_or(ScaleDtype::F16),
+            symmetric: false,
+            asked_scale: self.scale,
+            asked_symmetric: None,
+        }
     }
 
     /// The target or profile, in words for reports and file names: `base-q4`, `hybrid`.
@@ -328,7 +351,7 @@ impl Options {
             ("method", or(method.map(|method| method.to_string()), "of the target")),
             ("importance", or(importance.as_ref().map(Importance::digest), "none")),
             ("group", or(group.map(|group| group.to_string()), "of the target")),
-            ("scales", scale.to_string()),
+            ("scales", scale.unwrap_or(ScaleDtype::F16).to_string()),
             ("quantisation from quantised sources", allow_quant_from_quant.to_string()),
             ("source convention", or(convention.map(|convention| convention.name().to_owned()), "found out")),
             ("layout", or(compat.map(|compat| compat.name().to_owned()), "our own")),

@@ -132,13 +132,18 @@ fn profiles_that_contradict_themselves_are_refused_with_the_rule() {
         (rule(json!({"pattern": "a", "dtype": "bf16", "symmetric": true})), "symmetric"),
         (rule(json!({"pattern": "a", "dtype": "mxfp4", "group_size": 16})), "groups of 32 only"),
         (rule(json!({"pattern": "a", "dtype": "base_q4", "symmetric": 1})), "boolean"),
+        (rule(json!({"pattern": "a", "dtype": "base_q4", "group": 32})), "rule 2 (`a`): key `group`"),
+        (rule(json!({"pattern": "a.?", "dtype": "base_q4"})), "`?` is no wildcard"),
+        (json!({"name": "a/b", "arch": "a", "rules": []}), "name `a/b`"),
+        (json!({"name": ".hidden", "arch": "a", "rules": []}), "name `.hidden`"),
+        (json!({"name": "a b", "arch": "a", "rules": []}), "name `a b`"),
     ];
     for (text, expected) in cases {
         let error = Profile::parse(&text.to_string(), "p.json").unwrap_err().to_string();
         assert!(error.contains("p.json") && error.contains(expected), "{text}: {error}");
     }
     for accepted in [
-        json!({"pattern": "a", "dtype": "base_q8", "scale_dtype": "e4m3", "unknown": 1}),
+        json!({"pattern": "a", "dtype": "base_q8", "scale_dtype": "e4m3", "_unknown": 1}),
         json!({"pattern": "a", "dtype": "mxfp4", "group_size": 32, "scale_dtype": "e8m0"}),
         json!({"pattern": "a", "dtype": "base4", "scale_dtype": "e8m0", "symmetric": true}),
     ] {
@@ -162,9 +167,9 @@ fn a_profile_and_a_target_are_not_both_obeyed() {
         ..Options { profile: built_in("dense").profile, ..options(target) }
     };
     for options in [
-        with("base-q4", None, ScaleDtype::F16),
-        with("auto", Some(32), ScaleDtype::F16),
-        with("auto", None, ScaleDtype::Bf16),
+        with("base-q4", None, None),
+        with("auto", Some(32), None),
+        with("auto", None, Some(ScaleDtype::Bf16)),
     ] {
         let error = refused(&source, &options).to_string();
         assert!(error.contains("profile dense"), "{error}");
@@ -248,4 +253,54 @@ fn quantised_sources_stay_exact_where_a_rule_allows_it() {
     let allowed = Options { allow_quant_from_quant: true, ..rules(json!(64)) };
     let (_, report) = converted(&source, dir.path(), "64", &allowed);
     assert_eq!(report.with(Verdict::Requantized).tensors, 8);
+}
+
+#[test]
+fn a_rule_that_decides_nothing_is_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = Toy::llama().write(dir.path(), "src");
+    let options = profile(json!([
+        {"pattern": "**.q_proj.weight", "dtype": "base_q8"},
+        {"pattern": "**.q_porj.weight", "dtype": "base_q8"},
+        {"pattern": "**", "dtype": "base_q4"},
+        {"pattern": "**.k_proj.weight", "dtype": "base_q6"}
+    ]));
+    let notes = plan(&source, &options).unwrap().notes;
+    let idle: Vec<&String> = notes.iter().filter(|note| note.contains("decided no tensor")).collect();
+    assert!(idle.len() == 2 && idle[0].contains("rule 2 (`**.q_porj.weight`) of profile mine"), "{notes:?}");
+    assert!(idle[1].starts_with("rule 4"), "{notes:?}");
+    let notes = plan(&source, &built_in("hybrid")).unwrap().notes;
+    assert!(!notes.iter().any(|note| note.contains("decided no tensor")), "{notes:?}");
+}
+
+#[test]
+fn a_file_cannot_pass_other_rules_off_as_a_built_in_profile() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("p.json");
+    let write = |text: &str| std::fs::write(&path, text).unwrap();
+    let text = built_in("moe").profile.unwrap().text().to_owned();
+    write(&format!("{text}\n\n"));
+    assert_eq!(Profile::load(&path).unwrap().name, "moe");
+    write(&text.replacen("base_q6", "base_q5", 1));
+    let error = Profile::load(&path).unwrap_err().to_string();
+    assert!(error.contains("p.json") && error.contains("moe is a built-in profile"), "{error}");
+}
+
+#[test]
+fn an_exact_tensor_whose_scales_are_not_those_of_its_rule_is_reported() {
+    let Some(shared) = shared_fixtures() else { return };
+    let source = shared.join("gguf/qwen3-dense-tiny-Q4_0.gguf");
+    for (rule, expected) in [
+        (json!({"pattern": "**", "dtype": "base_q4", "scale_dtype": "bf16"}), "asked for: scales bf16"),
+        (json!({"pattern": "**", "dtype": "base_q4", "symmetric": false}), "asked for: symmetric false"),
+        (json!({"pattern": "**", "dtype": "base_q4", "scale_dtype": "f16"}), ""),
+        (json!({"pattern": "**", "dtype": "base_q4"}), ""),
+    ] {
+        let options = Options { allow_quant_from_quant: true, ..profile(json!([rule])) };
+        let notes = plan(&source, &options).unwrap().notes;
+        let found = notes.iter().filter(|note| note.contains("is kept exactly, with f16 scales")).count();
+        let said = notes.iter().any(|note| note.contains(expected));
+        let said = said || expected.is_empty();
+        assert!((found > 0) != expected.is_empty() && said, "{expected}: {notes:?}");
+    }
 }

@@ -5,9 +5,9 @@ mod common;
 
 use std::path::Path;
 
-use basert_convert::{ConvertError, Options, Target};
+use basert_convert::{ConvertError, Importance, Method, Options, Profile, Target, with_source};
 use common::gguf::{Meta, Metadata};
-use common::{Tensors, Toy, converted, noise, options, refused, safetensors};
+use common::{Tensors, Toy, converted, noise, options, refused, safetensors, shared_fixtures};
 use serde_json::json;
 
 fn refuse(toy: &Toy) -> String {
@@ -231,8 +231,12 @@ fn options_that_mean_nothing_are_refused() {
         (Options { group: Some(48), ..options("base-q4") }, "group size 48"),
         (Options { group: Some(64), ..options("bf16") }, "target bf16 has no groups"),
         (
-            Options { scale: basert_quant::ScaleDtype::E8m0, ..options("base-q4") },
+            Options { scale: Some(basert_quant::ScaleDtype::E8m0), ..options("base-q4") },
             "scales can be f16 or bf16",
+        ),
+        (
+            Options { scale: Some(basert_quant::ScaleDtype::F16), ..options("bf16") },
+            "target bf16 has no scales",
         ),
         (Options { threads: Some(0), ..options("base-q4") }, "0 threads"),
     ];
@@ -243,4 +247,60 @@ fn options_that_mean_nothing_are_refused() {
     let error = "base-q7".parse::<Target>().unwrap_err().to_string();
     assert!(error.contains("`base-q7`") && error.contains("auto, base-q2, base-q3"), "{error}");
     assert_eq!("base_q4".parse::<Target>().unwrap(), Target::BASE_Q4);
+}
+
+#[test]
+fn options_that_a_quantised_source_cannot_obey_are_refused() {
+    let Some(shared) = shared_fixtures() else { return };
+    let source = shared.join("gguf/qwen3-dense-tiny-Q4_0.gguf");
+    let cases = [
+        (Options { scale: Some(basert_quant::ScaleDtype::F16), ..options("auto") }, "takes its scales from"),
+        (
+            Options { convention: Some("hf".parse().unwrap()), ..options("auto") },
+            "source convention hf means",
+        ),
+    ];
+    for (options, expected) in cases {
+        let error = refused(&source, &options).to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// `basert.method` in the header would claim what did not happen.
+#[test]
+fn a_method_that_finds_nothing_to_do_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = Toy::llama().write(dir.path(), "src");
+    let profile = |rules: serde_json::Value| {
+        let text = json!({"name": "mine", "arch": "any", "rules": rules}).to_string();
+        Options { profile: Some(Profile::parse(&text, "test").unwrap()), ..options("auto") }
+    };
+    let importance = |name: &str| {
+        let make = |model: &basert_convert::SourceModel<'_>| {
+            let tensors = model.spec.tensors();
+            let columns = tensors.iter().find(|t| t.name == name).map(|t| t.shape[1]);
+            let squares = columns.map(|columns| (name.to_owned(), vec![1.0; columns]));
+            Importance::new(&model.spec, 64, squares.into_iter().collect()).unwrap()
+        };
+        with_source(&source, &options("auto"), make).unwrap()
+    };
+    // Scales of 8 bits are not searched.
+    let coarse = profile(json!([{"pattern": "**", "dtype": "base_q8", "scale_dtype": "e4m3"}]));
+    let error = refused(&source, &Options { method: Some(Method::Mse), ..coarse.clone() }).to_string();
+    assert!(error.contains("no tensor has scales to find, so method mse"), "{error}");
+    let (file, _) = converted(&source, dir.path(), "coarse", &coarse);
+    assert_eq!(file.header().metadata["basert.method"], "rtn");
+
+    // Only the embedding is quantised, which no factors reach.
+    let rules =
+        json!([{"pattern": "embed_tokens.weight", "dtype": "base_q4"}, {"pattern": "**", "dtype": "f32"}]);
+    let found = Some(importance("layers.0.self_attn.q_proj.weight"));
+    let options = Options { method: Some(Method::Awq), importance: found, ..profile(rules) };
+    let error = refused(&source, &options).to_string();
+    assert!(error.contains("method awq has nothing to scale"), "{error}");
+
+    let path = dir.path().join("empty");
+    std::fs::write(&path, importance("none").to_bytes()).unwrap();
+    let error = Importance::load(&path).unwrap_err().to_string();
+    assert!(error.contains("it has no tensors"), "{error}");
 }

@@ -108,7 +108,7 @@ fn values_beyond_half_precision_are_refused_by_name_and_bf16_holds_them() {
     let error = refused(&source, &options("f16"));
     assert!(error.to_string().contains("element 77 (1e6) is out of range for f16"), "{error}");
 
-    let scales = Options { scale: ScaleDtype::Bf16, ..options("base-q4") };
+    let scales = Options { scale: Some(ScaleDtype::Bf16), ..options("base-q4") };
     let (file, _) = converted(&source, dir.path(), "bf16_scales", &scales);
     let largest = decoded(&file, "layers.0.mlp.up_proj.weight").into_iter().fold(0.0, f32::max);
     assert!((largest - 1e6).abs() < 1e4, "{largest}");
@@ -133,7 +133,7 @@ fn values_too_small_for_half_precision_scales_are_reported() {
 
     // A search may clip the largest values.
     let rounded = Some(Method::Rtn);
-    let scales = Options { scale: ScaleDtype::Bf16, method: rounded, ..options("base-q4") };
+    let scales = Options { scale: Some(ScaleDtype::Bf16), method: rounded, ..options("base-q4") };
     let (file, report) = converted(&source, dir.path(), "bf16", &scales);
     assert!(report.notes.is_empty());
     let error = decoded(&file, name)

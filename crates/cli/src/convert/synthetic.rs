@@ -7,23 +7,15 @@ use basert_format::Output;
 use basert_model::catalog::Catalog;
 use serde_json::json;
 
-use super::{Bar, failed, guarded};
+use super::{Bar, failed, guarded, usage};
 use crate::args::ConvertArgs;
 use crate::failure::{Failure, Outcome};
 use crate::units::bytes;
 use crate::{output, place};
 
-/// What is given for a geometry to see them all.
-const LIST: &str = "list";
-
 /// Runs the command for `geometry`.
 pub fn run(geometry: &str, args: &ConvertArgs, options: &Options) -> Outcome {
-    if geometry == LIST {
-        if args.output.is_some() || args.layers.is_some() || args.group.is_some() || args.force {
-            return Err(Failure::new(
-                "`--synthetic list` writes nothing, so --output, --layers, --group and --force mean nothing",
-            ));
-        }
+    if geometry == usage::LIST {
         return list(args.json);
     }
     let model = Synthetic::from_catalog(geometry, args.layers)

@@ -98,7 +98,7 @@ fn a_method_that_would_do_nothing_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("m.base");
     let text = dir.path().join("text");
-    fs::write(&text, "Some words.").unwrap();
+    fs::write(&text, "Some words. ".repeat(40)).unwrap();
     let source = fixture("llama-tiny");
     let convert = |options: &[&str]| {
         let mut command = crate::common::basert();
@@ -124,5 +124,68 @@ fn a_method_that_would_do_nothing_is_refused() {
         let said = convert(&options);
         assert!(said.code == Some(2) && said.err.contains(words), "{options:?}: {said:?}");
     }
+    // What clap lets through because the option that is missing would clash with one that is there.
+    for (options, words) in [
+        (&["--importance", "x", "--save-importance", "y"][..], "--save-importance goes with --calibration"),
+        (&["--importance", "x", "--calibration-tokens", "9"], "--calibration-tokens goes with --calibration"),
+    ] {
+        convert(options).fails_with(&[words]);
+    }
+    for option in ["--save-importance", "--calibration-tokens"] {
+        run!("convert", &source, "--plan", option, "9").fails_with(&[option, "goes with --calibration"]);
+    }
     assert!(!out.exists());
+}
+
+/// `--force` replaces an older output, never what the conversion is made from or something else that it makes.
+#[test]
+fn no_file_is_written_over_what_the_conversion_reads_or_also_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    fs::create_dir(&source).unwrap();
+    for entry in fs::read_dir(fixture("llama-tiny")).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), source.join(entry.file_name())).unwrap();
+    }
+    let path = |name: &str| dir.path().join(name);
+    fs::write(path("cal.txt"), "The quick brown fox jumps over the lazy dog. ".repeat(9)).unwrap();
+    fs::hard_link(path("cal.txt"), path("hard.txt")).unwrap();
+    let rules = r#"{"name": "n", "arch": "a", "rules": [{"pattern": "**", "dtype": "base_q4"}]}"#;
+    fs::write(path("p.json"), rules).unwrap();
+    let contents = || {
+        let read = |dir: &std::path::Path| {
+            let files = names(dir).into_iter().filter(|name| name != "source");
+            files.map(|name| (name.clone(), fs::read(dir.join(name)).unwrap())).collect::<Vec<_>>()
+        };
+        (read(dir.path()), read(&source))
+    };
+    let before = contents();
+    let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    for (line, said) in [
+        ("-o cal.txt --calibration cal.txt", "cal.txt is both --calibration and output"),
+        ("-o hard.txt --calibration cal.txt", "is both --calibration and output"),
+        ("-o m --calibration m.partial", "is both --calibration and the output's unfinished work"),
+        ("-o p.json --profile p.json", "is both --profile and output"),
+        (
+            "-o m --calibration cal.txt --save-importance cal.txt",
+            "is both --calibration and --save-importance",
+        ),
+        (
+            "-o m --calibration cal.txt --save-importance hard.txt",
+            "is both --calibration and --save-importance",
+        ),
+        ("-o m --calibration cal.txt --save-importance ./m", "is both output and --save-importance"),
+        ("-o m --calibration cal.txt --save-importance m.partial", "unfinished work and --save-importance"),
+        ("-o m --calibration cal.txt --save-importance m.partial.journal", "journal and --save-importance"),
+        ("-o m --calibration cal.txt --save-importance source/model.safetensors", "a file of the source"),
+        ("-o m --calibration cal.txt --save-importance source/config.json", "a file of the source"),
+        ("-o source/tokenizer.json", "a file of the source"),
+        ("-o m --calibration cal.txt --save-importance no/such/folder", "the folder of no/such/folder"),
+    ] {
+        let base = ["convert", "--no-check", "--force", "source"];
+        let more = words(line);
+        let more: Vec<&str> = more.iter().map(String::as_str).collect();
+        crate::common::run_in(dir.path(), &base, &more).fails_with(&[said]);
+        assert!(contents() == before, "{line} changed files");
+    }
 }

@@ -44,7 +44,23 @@ fn geometries_and_options_that_cannot_be_are_refused() {
     convert(&["--synthetic", "gpt-5"]).fails_with(&["`gpt-5` is not in the catalog", "--synthetic list"]);
     convert(&["--synthetic", "mistral-7b-v0.3"]).fails_with(&["architecture `mistral`"]);
     convert(&["--synthetic", "qwen3-0.6b", "--layers", "29"]).fails_with(&["expected 1 to 28"]);
-    convert(&["--synthetic", "list", "--layers", "2"]).fails_with(&["mean nothing"]);
+    let list = [
+        "--output=x",
+        "--target=q4",
+        "--group=32",
+        "--scales=f16",
+        "--layers=2",
+        "--threads=1",
+        "--no-check",
+        "--force",
+    ];
+    for option in list {
+        let name = option.split('=').next().unwrap();
+        convert(&["--synthetic", "list", option]).fails_with(&[&format!("{name} means nothing")]);
+    }
+    for option in ["--save-importance=x", "--calibration-tokens=9"] {
+        convert(&["--synthetic", "qwen3-0.6b", option]).fails_with(&["goes with --calibration only"]);
+    }
     for clash in [&["--plan"][..], &["--allow-quant-from-quant"], &["--compat", "basert"], &["source"]] {
         let said = convert(&[&["--synthetic", "qwen3-0.6b"], clash].concat());
         assert!(said.code == Some(2) && said.err.contains("cannot be used with"), "{said:?}");

@@ -31,10 +31,13 @@ impl Glob {
     /// Reads a pattern.
     ///
     /// # Errors
-    /// A sentence if it is empty, its braces are unbalanced or nested, or it expands to too much.
+    /// A sentence if it is empty, has wildcards of other grammars, its braces are unbalanced or nested, or it expands to too much.
     pub fn new(pattern: &str) -> Result<Glob, String> {
         if pattern.is_empty() {
             return Err("the pattern is empty".to_owned());
+        }
+        if let Some(other) = pattern.chars().find(|c| matches!(c, '?' | '[' | ']')) {
+            return Err(format!("`{other}` is no wildcard here and in no name; use * and {{a,b}}"));
         }
         let segment = |text: &str| match text {
             "**" => Segment::Any,
@@ -163,6 +166,9 @@ mod tests {
         let bomb = "{a,b}".repeat(11);
         let cases = [
             ("", "empty"),
+            ("layers.?.q_proj", "`?` is no wildcard"),
+            ("layers.[0-3].q_proj", "`[` is no wildcard"),
+            ("layers.3]", "`]` is no wildcard"),
             ("layers.{a,b", "balanced"),
             ("layers.a}", "balanced"),
             ("layers.}a{", "balanced"),

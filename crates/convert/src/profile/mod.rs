@@ -10,7 +10,8 @@
 //!
 //! Patterns (see `glob`) are matched against canonical names, so that the spelling of a source does not matter, and
 //! the first rule that matches decides. Defaults: the dtype's group size, bf16 scales, `symmetric` false. `arch` must
-//! be there and is not compared with the model. Unknown keys are ignored, which makes room for `_comment`.
+//! be there and is not compared with the model. Unknown keys of the profile are ignored; in a rule, where they
+//! would be typing errors, they must begin with `_`, as `_comment` does. A name may consist of `A-Z a-z 0-9 . _ -`.
 //!
 //! Rules decide what the conversion's target would decide: embedding, head, linear layers and experts. A profile must
 //! cover routers and shared-expert gates as well, as for the original, but they keep their source's float type
@@ -18,6 +19,7 @@
 
 mod glob;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use basert_quant::{Dtype, ScaleDtype};
@@ -54,11 +56,14 @@ pub struct Profile {
     pub calibration: Option<String>,
     rules: Vec<Rule>,
     text: String,
+    built_in: bool,
 }
 
 /// What tensors of some names become.
 #[derive(Clone, Debug, PartialEq)]
 struct Rule {
+    /// The pattern as it was written.
+    text: String,
     pattern: Glob,
     wanted: Wanted,
 }
@@ -80,13 +85,16 @@ struct RawRule {
     group_size: Option<usize>,
     scale_dtype: Option<String>,
     symmetric: Option<bool>,
+    #[serde(flatten)]
+    others: BTreeMap<String, serde_json::Value>,
 }
 
 impl Profile {
     /// The built-in profile of that name, else the profile in that file.
     ///
     /// # Errors
-    /// [`ConvertError::Profile`] if there is neither, or what is there is not a profile.
+    /// [`ConvertError::Profile`] if there is neither, or what is there is not a profile, or has a built-in one's name
+    /// and other rules.
     pub fn load(name_or_path: &Path) -> Result<Profile, ConvertError> {
         let shown = name_or_path.display().to_string();
         for profile in Profile::built_in()? {
@@ -95,7 +103,16 @@ impl Profile {
             }
         }
         match read_text(name_or_path)? {
-            Some(text) => Profile::parse(&text, &shown),
+            Some(text) => {
+                let profile = Profile::parse(&text, &shown)?;
+                let built_in = Profile::built_in()?.into_iter().find(|other| other.name == profile.name);
+                if built_in.is_some_and(|other| other.rules != profile.rules) {
+                    let why =
+                        format!("{} is a built-in profile with other rules; rename this one", profile.name);
+                    return Err(ConvertError::Profile { profile: shown, why });
+                }
+                Ok(profile)
+            }
             None => {
                 let names: Vec<String> = Profile::built_in()?.into_iter().map(|p| p.name).collect();
                 let why = format!("there is no such file, and built-in profiles are {}", names.join(", "));
@@ -109,7 +126,8 @@ impl Profile {
     /// # Errors
     /// None in a program whose tests pass; the files are read as any other.
     pub fn built_in() -> Result<Vec<Profile>, ConvertError> {
-        BUILT_IN.into_iter().map(|text| Profile::parse(text, "built-in profile")).collect()
+        let parse = |text| Ok(Profile { built_in: true, ..Profile::parse(text, "built-in profile")? });
+        BUILT_IN.into_iter().map(parse).collect()
     }
 
     /// Reads a profile; `origin` names it in errors.
@@ -123,6 +141,14 @@ impl Profile {
             if value.is_empty() {
                 return Err(refuse(format!("`{key}` is empty")));
             }
+        }
+        // Outputs are named after it.
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        if raw.name.starts_with('.') || !raw.name.chars().all(is_plain) {
+            let name = crate::error::shown(&raw.name);
+            return Err(refuse(format!(
+                "name {name} may have letters, digits, `.`, `_` and `-` only and not begin with a dot"
+            )));
         }
         let mut rules = Vec::with_capacity(raw.rules.len());
         for (index, rule) in raw.rules.iter().enumerate() {
@@ -139,12 +165,29 @@ impl Profile {
             calibration,
             rules,
             text: text.to_owned(),
+            built_in: false,
         })
     }
 
     /// What the tensor of that canonical name becomes: the first rule that matches. `None` if none does.
     pub(crate) fn wanted(&self, name: &str) -> Option<Wanted> {
         self.rules.iter().find(|rule| rule.pattern.matches(name)).map(|rule| rule.wanted)
+    }
+
+    /// A note on every rule that decides none of the tensors `names`; none of a built-in profile, which is for many
+    /// models.
+    pub(crate) fn idle(&self, names: &[&str]) -> Vec<String> {
+        if self.built_in {
+            return Vec::new();
+        }
+        let decides = |name: &&str| self.rules.iter().position(|rule| rule.pattern.matches(name));
+        let used: BTreeSet<usize> = names.iter().filter_map(decides).collect();
+        let idle = self.rules.iter().enumerate().filter(|(index, _)| !used.contains(index));
+        idle.map(|(index, rule)| {
+            let (number, pattern) = (index + 1, crate::error::shown(&rule.text));
+            format!("rule {number} ({pattern}) of profile {} decided no tensor", self.name)
+        })
+        .collect()
     }
 
     /// The JSON that it was read from.
@@ -155,6 +198,10 @@ impl Profile {
 
 impl Rule {
     fn new(raw: &RawRule) -> Result<Rule, String> {
+        if let Some(key) = raw.others.keys().find(|key| !key.starts_with('_')) {
+            let key = crate::error::shown(key);
+            return Err(format!("key {key} does not exist; comments begin with `_`"));
+        }
         let pattern = Glob::new(&raw.pattern)?;
         let dtype: Dtype = raw.dtype.parse().map_err(|e| format!("{e}"))?;
         let scale = raw.scale_dtype.as_deref().map(str::parse::<ScaleDtype>).transpose();
@@ -186,7 +233,14 @@ impl Rule {
                 return Err(format!("{dtype} has no biases to leave out; remove symmetric"));
             }
         }
-        let scale = scale.unwrap_or(ScaleDtype::Bf16);
-        Ok(Rule { pattern, wanted: Wanted { dtype, group: raw.group_size, scale, symmetric } })
+        let wanted = Wanted {
+            dtype,
+            group: raw.group_size,
+            scale: scale.unwrap_or(ScaleDtype::Bf16),
+            symmetric,
+            asked_scale: scale,
+            asked_symmetric: raw.symmetric,
+        };
+        Ok(Rule { text: raw.pattern.clone(), pattern, wanted })
     }
 }

@@ -49,6 +49,13 @@ impl GgufSource {
 
     /// See [`super::Source::plan`].
     pub fn plan(&self, options: &Options) -> Result<Plan<'_>, ConvertError> {
+        if let Some(convention) = options.convention {
+            return Err(ConvertError::Option(format!(
+                "{}: GGUF has one convention only, so source convention {} means nothing",
+                self.path.display(),
+                convention.name()
+            )));
+        }
         let metadata = &self.metadata;
         let (arch, mut config) = Config::from_gguf(metadata).map_err(in_file(&self.path))?;
         let mut inventory = Inventory::new(&self.path, self.tensors(), str::to_owned)?;
