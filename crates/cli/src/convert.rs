@@ -73,7 +73,11 @@ fn convert(source: &Path, args: &ConvertArgs, options: Options) -> Outcome {
     let result = basert_convert::convert_to(source, &place, &options, &mut bar, check);
     bar.clear();
     let report = result.map_err(|e| {
-        if !matches!(e, ConvertError::Resume { .. }) {
+        let nothing_done = matches!(
+            e,
+            ConvertError::Resume { .. } | ConvertError::Busy { .. } | ConvertError::InTheWay { .. }
+        );
+        if !nothing_done {
             say_kept(&place);
         }
         failed(&e)
@@ -105,7 +109,8 @@ fn remark_on_unfinished(output: &Output) {
 
 /// Says where unfinished work is, if there is any.
 fn say_kept(output: &Output) {
-    if let Some(partial) = output.partial().filter(|partial| partial.exists()) {
+    let begun = |partial: &PathBuf| partial.metadata().is_ok_and(|meta| meta.len() > 0);
+    if let Some(partial) = output.partial().filter(begun) {
         output::note(&format!("unfinished work is kept in {}; --resume continues it", partial.display()));
     }
 }
