@@ -352,7 +352,7 @@ mod tests {
         let mib = |count: u64| count << 20;
         // f32 pieces, usual rows; rows of a few million elements; one that alone is more than the budget.
         let cases = [
-            (Footprint { piece: mib(2), worker: mib(7), kept: 0 }, 93),
+            (Footprint { piece: mib(2), worker: mib(7), kept: 0 }, 92),
             (Footprint { piece: mib(60), worker: mib(300), kept: 0 }, 2),
             (Footprint { piece: mib(900), worker: mib(4000), kept: 0 }, 1),
             (Footprint { piece: 1, worker: 1, kept: 0 }, MAX_THREADS),

@@ -346,10 +346,14 @@ fn work_that_is_worthless_is_not_kept() {
     };
     // Refused by the self-check.
     run(&fixture("llama-tiny"), &[]).fails_with(&["does not pass its self-check"]);
-    // Larger than any disk.
-    let source = tempfile::tempdir().unwrap();
-    with_hole(source.path(), 1 << 42);
-    run(source.path(), &["--target", "f32", "--no-check"]).fails_with(&["m.base", "reserve space for it"]);
+    // Damaged from the first tensor on.
+    let source = checkpoint("llama-tiny");
+    let path = source.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    bytes[data..].fill(0xff);
+    fs::write(&path, bytes).unwrap();
+    run(source.path(), &["--no-check"]).fails_with(&["NaN", "the checkpoint is damaged"]);
     // Numbers of threads that can only be a mistake.
     for threads in ["4096", "18446744073709551615"] {
         let said = run(&fixture("llama-tiny"), &["--no-check", "-t", threads]);
