@@ -109,8 +109,7 @@ fn remark_on_unfinished(output: &Output) {
 
 /// Says where unfinished work is, if there is any.
 fn say_kept(output: &Output) {
-    let begun = |partial: &PathBuf| partial.metadata().is_ok_and(|meta| meta.len() > 0);
-    if let Some(partial) = output.partial().filter(begun) {
+    if let Some(partial) = output.partial().filter(|partial| partial.exists()) {
         output::note(&format!("unfinished work is kept in {}; --resume continues it", partial.display()));
     }
 }
