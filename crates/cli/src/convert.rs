@@ -73,7 +73,11 @@ fn convert(source: &Path, args: &ConvertArgs, options: Options) -> Outcome {
     let result = basert_convert::convert_to(source, &place, &options, &mut bar, check);
     bar.clear();
     let report = result.map_err(|e| {
-        if !matches!(e, ConvertError::Resume { .. }) {
+        let nothing_done = matches!(
+            e,
+            ConvertError::Resume { .. } | ConvertError::Busy { .. } | ConvertError::InTheWay { .. }
+        );
+        if !nothing_done {
             say_kept(&place);
         }
         failed(&e)

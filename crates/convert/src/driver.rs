@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::choices::{self, method};
 use crate::encode::Measured;
-use crate::pipeline::{Pipeline, Watch};
+use crate::pipeline::{self, Pipeline, Watch};
 use crate::recipe::SourceTensor;
 use crate::report::Count;
 use crate::resume::{Done, Identity, Journal};
@@ -89,7 +89,8 @@ pub fn convert_to(
     refuse_losses(&plan, &tensors, options)?;
     let header = header(&source, &plan, &tensors, options)?;
 
-    let (journal, mut writer) = begin(&source, output, options, header, &tensors)?;
+    let threads = pipeline::workers(&plan.inventory, &tensors, options.thread_count())?;
+    let (journal, mut writer) = begin(&source, output, options, header, &plan, &tensors)?;
     if options.compat.is_some() {
         writer.pad_header_with_zeros();
     }
@@ -101,17 +102,21 @@ pub fn convert_to(
         tensors: &tensors,
         trail: &trail,
         importance: options.importance.as_ref(),
-        threads: options.thread_count(),
+        threads,
     };
-    let sha256 = write_all(&pipeline, &source, &mut writer, &mut ledger)?;
+    let filled = write_all(&pipeline, &source, &mut writer, &mut ledger).and_then(|sha256| {
+        let Some(check) = check else { return Ok((sha256, BTreeMap::new())) };
+        ledger.progress.check();
+        let values = SourceValues::new(&plan.inventory, &plan.recipes, &trail);
+        Ok((sha256, self_check(check, &values, &mut writer, options)?))
+    });
     let Ledger { journal, progress, .. } = ledger;
-    let quality = match check {
-        Some(check) => {
-            progress.check();
-            let values = SourceValues::new(&plan.inventory, &plan.recipes, &trail);
-            self_check(check, &values, &mut writer, options)?
+    let (sha256, quality) = match filled {
+        Ok(filled) => filled,
+        Err(error) => {
+            give_up_what_is_worthless(&error, journal, writer);
+            return Err(error);
         }
-        None => BTreeMap::new(),
     };
     writer.finish(|header| {
         header.source.sha256 = sha256;
@@ -125,6 +130,17 @@ pub fn convert_to(
     report.quality = quality;
     report.seconds = started.elapsed().as_secs_f64();
     Ok(report)
+}
+
+/// Removes kept work that was refused as a whole, or in which no tensor is complete.
+fn give_up_what_is_worthless(error: &ConvertError, journal: Option<Journal>, writer: BaseWriter) {
+    if let Some(journal) = journal
+        && (matches!(error, ConvertError::SelfCheck { .. }) || journal.is_empty())
+    {
+        // What cannot be removed does not open either, and the error that led here matters more.
+        let _ = writer.discard();
+        let _ = journal.remove();
+    }
 }
 
 /// Has the finished tensors tried and appends the evidence's slots; returns its metadata. A file in the original's layout
@@ -160,7 +176,8 @@ pub fn plan(source: &Path, options: &Options) -> Result<Report, ConvertError> {
     let mut report = empty_report(&plan, options);
     let tensors = choices::of(&plan, options, None, &mut report)?;
     refuse_losses(&plan, &tensors, options)?;
-    let estimate = estimate::estimate(&source, &plan.inventory, &tensors, options.thread_count())?;
+    let threads = pipeline::workers(&plan.inventory, &tensors, options.thread_count())?;
+    let estimate = estimate::estimate(&source, &plan.inventory, &tensors, threads)?;
     report.estimate = Some(estimate);
     report.seconds = started.elapsed().as_secs_f64();
     Ok(report)
@@ -208,6 +225,7 @@ fn begin(
     output: &Output,
     options: &Options,
     header: Header,
+    plan: &Plan<'_>,
     tensors: &[Stored],
 ) -> Result<(Option<Journal>, BaseWriter), ConvertError> {
     let planned: Vec<_> = tensors.iter().map(|stored| stored.planned.clone()).collect();
@@ -215,10 +233,22 @@ fn begin(
         None => None,
         Some(partial) => {
             let planned_header = BaseWriter::planned_header(output, &header, &planned)?;
-            Some(Journal::open(&partial, &Identity::of(source, options, &planned_header)?)?)
+            let identity = Identity::of(source, &plan.inventory, options, &planned_header)?;
+            Some(Journal::open(&partial, &identity)?)
         }
     };
-    Ok((journal, BaseWriter::create_at(output, header, planned)?))
+    match (BaseWriter::create_at(output, header, planned), journal) {
+        (Ok(writer), journal) => Ok((journal, writer)),
+        (Err(error), journal) => {
+            // No space, and nothing was begun before: a journal alone is of no use to anybody.
+            if let (Some(journal), Some(partial)) = (journal, output.partial())
+                && !partial.exists()
+            {
+                journal.remove()?;
+            }
+            Err(error.into())
+        }
+    }
 }
 
 /// Writes all tensors that are not written yet, and hashes the source on the way.

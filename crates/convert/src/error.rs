@@ -266,6 +266,26 @@ pub enum ConvertError {
         /// Why not.
         what: String,
     },
+    /// Unfinished work that another process goes on with at this moment.
+    #[error("{}: another conversion is writing it at this moment", partial.display())]
+    Busy {
+        /// The unfinished file.
+        partial: PathBuf,
+    },
+    /// A file that is not ours where the journal of unfinished work goes.
+    #[error("{}: the journal of unfinished work goes here, and this file is none; it was left alone", path.display())]
+    InTheWay {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A number of threads that makes no sense, or that the system refuses.
+    #[error("cannot start {count} threads: {why}")]
+    Threads {
+        /// How many were wanted.
+        count: usize,
+        /// Why not.
+        why: String,
+    },
     /// The output cannot be written.
     #[error(transparent)]
     Output(#[from] FormatError),
@@ -334,6 +354,9 @@ impl ConvertError {
             ConvertError::Resume { .. } => {
                 Some("remove the partial file to begin anew, or repeat the command it was begun with")
             }
+            ConvertError::Busy { .. } => Some("wait until it has ended, or give the output another name"),
+            ConvertError::InTheWay { .. } => Some("move that file away, or give the output another name"),
+            ConvertError::Threads { .. } => Some("--threads with a smaller number"),
             ConvertError::Output(error) if matches!(*error.fault, Fault::Exists) => {
                 Some("give another name, or replace it with --force")
             }

@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 
 use crate::ConvertError;
 use crate::encode::{Encoded, Worker};
+use crate::pipeline::no_thread;
 use crate::recipe::{Data, Inventory, Op, Part, Recipe, RowOrder, SourceTensor};
 use crate::source::Source;
 use crate::storage::Stored;
@@ -165,7 +166,8 @@ fn speed(inventory: &Inventory<'_>, stored: &Stored, threads: usize) -> Result<f
         Ok(elements as f64 / started.elapsed().as_secs_f64())
     };
     std::thread::scope(|scope| {
-        let trials: Vec<_> = (0..threads).map(|_| scope.spawn(trial)).collect();
+        let start = |_| std::thread::Builder::new().spawn_scoped(scope, &trial).map_err(no_thread(threads));
+        let trials = (0..threads).map(start).collect::<Result<Vec<_>, _>>()?;
         let mut sum = 0.0;
         for trial in trials {
             sum += trial.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;

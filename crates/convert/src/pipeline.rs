@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Mutex, PoisonError};
+use std::thread::Builder;
 
 use basert_format::BaseWriter;
 
@@ -80,20 +81,23 @@ impl Pipeline<'_> {
         let pieces = pieces(self.tensors, first);
         let (free, buffers) = channel();
         let (done, encoded) = channel();
-        (0..buffer_count(self.threads as u64)).for_each(|_| {
+        let threads = self.threads.clamp(1, pieces.len().max(1));
+        (0..buffer_count(threads as u64)).for_each(|_| {
             // The other end is open: it is below.
             let _ = free.send(Encoded::default());
         });
         let next = Mutex::new((buffers, 0));
         std::thread::scope(|scope| {
-            for _ in 0..self.threads.clamp(1, pieces.len().max(1)) {
+            for _ in 0..threads {
                 let (pieces, next, done) = (&pieces, &next, done.clone());
-                scope.spawn(move || self.work(pieces, next, &done));
+                let worker = Builder::new().spawn_scoped(scope, move || self.work(pieces, next, &done));
+                worker.map_err(no_thread(threads))?;
             }
             drop(done);
             let flusher = writer.flusher()?;
             let (flush, requests) = sync_channel::<()>(1);
-            let flushing = scope.spawn(move || requests.iter().try_for_each(|()| flusher.flush()));
+            let flush_all = move || requests.iter().try_for_each(|()| flusher.flush());
+            let flushing = Builder::new().spawn_scoped(scope, flush_all).map_err(no_thread(threads))?;
             // All ends go when this returns, which ends the workers and the flushing.
             let written = self.write(&pieces, (free, encoded, flush), writer, watch);
             flushing.join().unwrap_or_else(|panic| resume_unwind(panic))?;
@@ -255,9 +259,70 @@ const PROGRAM: u64 = 20 << 20;
 /// Pages that the system may map at once, at both ends of what a worker looks at.
 const LARGE_PAGE: u64 = 2 << 20;
 
+/// Most bytes that workers and pieces may take together; more threads than fit are not started, if one fits.
+const BUDGET: u64 = 1 << 30;
+
+/// More threads than any machine has use for; the memory for them lets fewer start anyway.
+const MAX_THREADS: usize = 256;
+
+/// A number of threads from here on is a mistake.
+const ABSURD_THREADS: usize = 4096;
+
+/// Bytes that a conversion takes.
+#[derive(Clone, Copy, Debug)]
+struct Footprint {
+    /// An encoded piece.
+    piece: u64,
+    /// A worker's buffers and the pages of the source that it is at.
+    worker: u64,
+    /// Scales and biases that are kept back.
+    kept: u64,
+}
+
+impl Footprint {
+    fn with(self, threads: u64) -> u64 {
+        buffer_count(threads).saturating_mul(self.piece).saturating_add(threads.saturating_mul(self.worker))
+    }
+
+    /// `threads`, or as many as have their memory in the budget.
+    fn limit(self, threads: usize) -> usize {
+        let each = self.worker.saturating_add(2 * self.piece).max(1);
+        let fitting = BUDGET.saturating_sub(2 * self.piece) / each;
+        threads.min(MAX_THREADS).min(fitting as usize).max(1)
+    }
+}
+
+/// The threads that converting `tensors` gets when `wanted` are allowed: no more than there are pieces, and than have
+/// their memory.
+///
+/// # Errors
+/// If so many are wanted that it must be a mistake.
+pub(crate) fn workers(
+    inventory: &Inventory<'_>,
+    tensors: &[Stored],
+    wanted: usize,
+) -> Result<usize, ConvertError> {
+    if wanted >= ABSURD_THREADS {
+        let why = format!("no machine has use for more than {}", ABSURD_THREADS - 1);
+        return Err(ConvertError::Threads { count: wanted, why });
+    }
+    Ok(footprint(inventory, tensors).limit(wanted).min(pieces(tensors, 0).len().max(1)))
+}
+
+/// The error of a system that starts no more threads.
+pub(crate) fn no_thread(count: usize) -> impl Fn(std::io::Error) -> ConvertError {
+    move |cause| ConvertError::Threads { count, why: cause.to_string() }
+}
+
 /// About the most bytes that converting `tensors` takes at a time: the program, workers' buffers, the pages of the source
 /// that they are at, pieces on their way to the writer, scales and biases that are kept back.
 pub(crate) fn peak_bytes(inventory: &Inventory<'_>, tensors: &[Stored], threads: usize) -> u64 {
+    let footprint = footprint(inventory, tensors);
+    let threads = footprint.limit(threads) as u64;
+    PROGRAM.saturating_add(footprint.with(threads)).saturating_add(footprint.kept)
+}
+
+fn footprint(inventory: &Inventory<'_>, tensors: &[Stored]) -> Footprint {
     let (mut worker, mut source, mut piece, mut kept) = (0, 0, 0, 0);
     for stored in tensors {
         let recipe = &stored.recipe;
@@ -275,6 +340,31 @@ pub(crate) fn peak_bytes(inventory: &Inventory<'_>, tensors: &[Stored], threads:
         });
         source = source.max(bytes.sum::<usize>() as u64);
     }
-    let threads = threads as u64;
-    PROGRAM + buffer_count(threads) * piece + threads * (worker + source + 2 * LARGE_PAGE) + kept
+    Footprint { piece, worker: worker + source + 2 * LARGE_PAGE, kept }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_stays_in_the_budget_with_any_number_of_threads() {
+        let mib = |count: u64| count << 20;
+        // f32 pieces, usual rows; rows of a few million elements; one that alone is more than the budget.
+        let cases = [
+            (Footprint { piece: mib(2), worker: mib(7), kept: 0 }, 92),
+            (Footprint { piece: mib(60), worker: mib(300), kept: 0 }, 2),
+            (Footprint { piece: mib(900), worker: mib(4000), kept: 0 }, 1),
+            (Footprint { piece: 1, worker: 1, kept: 0 }, MAX_THREADS),
+            (Footprint { piece: 0, worker: 0, kept: 0 }, MAX_THREADS),
+        ];
+        for (footprint, expected) in cases {
+            for threads in [512, usize::MAX] {
+                assert_eq!(footprint.limit(threads), expected, "{footprint:?}");
+            }
+            assert_eq!(footprint.limit(1), 1);
+            assert_eq!(footprint.limit(0), 1);
+            assert!(expected == 1 || footprint.with(expected as u64) <= BUDGET, "{footprint:?}");
+        }
+    }
 }

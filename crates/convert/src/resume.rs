@@ -15,10 +15,14 @@ use std::time::UNIX_EPOCH;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::digest::{hex, name_in};
+use crate::digest::{FileDigest, hex, name_in};
 use crate::encode::Measured;
+use crate::recipe::Inventory;
 use crate::source::Source;
 use crate::{ConvertError, Options};
+
+/// Bytes of a tensor that are compared at a place.
+const SAMPLE: usize = 4096;
 
 /// What must be the same for work to go on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +33,10 @@ pub(crate) struct Identity {
     options: BTreeMap<String, String>,
     /// Source files by name: bytes, and modification time in nanoseconds since 1970.
     files: BTreeMap<String, (u64, u64)>,
+    /// SHA-256 of the content of every source file without tensors, by name.
+    contents: BTreeMap<String, String>,
+    /// [`sample`] of the source's tensors.
+    weights: String,
     /// SHA-256 of the planned header, which has the encoding and place of every tensor.
     plan: String,
 }
@@ -38,18 +46,31 @@ impl Identity {
     ///
     /// # Errors
     /// A source file that is gone.
-    pub fn of(source: &Source, options: &Options, planned_header: &[u8]) -> Result<Identity, ConvertError> {
-        let mut files = BTreeMap::new();
+    pub fn of(
+        source: &Source,
+        inventory: &Inventory<'_>,
+        options: &Options,
+        planned_header: &[u8],
+    ) -> Result<Identity, ConvertError> {
+        let (mut files, mut contents) = (BTreeMap::new(), BTreeMap::new());
+        let mapped: Vec<&Path> = source.maps().into_iter().map(|(path, _)| path).collect();
         for path in source.files() {
             let meta = std::fs::metadata(path);
             let meta = meta.and_then(|meta| Ok((meta.len(), meta.modified()?)));
             let (size, modified) = meta.map_err(ConvertError::io(path, "read its modification time"))?;
             let modified = modified.duration_since(UNIX_EPOCH).map_or(0, |age| age.as_nanos() as u64);
-            files.insert(name_in(source.directory(), path), (size, modified));
+            let name = name_in(source.directory(), path);
+            files.insert(name.clone(), (size, modified));
+            if !mapped.contains(&path.as_path())
+                && let Some(digest) = FileDigest::of(path, &mut |_| true)?
+            {
+                contents.insert(name, digest.hex());
+            }
         }
         let options = options.identity().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         let plan = hex(&Sha256::digest(planned_header));
-        Ok(Identity { version: env!("CARGO_PKG_VERSION").to_owned(), options, files, plan })
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Ok(Identity { version, options, files, contents, weights: sample(inventory), plan })
     }
 
     /// The first thing in which work that was begun as `earlier` differs, as a sentence's end.
@@ -78,8 +99,37 @@ impl Identity {
             };
             return Some(format!("another {name:?}: {what}"));
         }
+        if let Some((name, _)) =
+            self.contents.iter().find(|(name, hash)| earlier.contents.get(*name) != Some(hash))
+        {
+            return Some(format!("another {name:?}: other content"));
+        }
+        if self.weights != earlier.weights {
+            return Some("other weights in files of the same names and sizes".to_owned());
+        }
         (self.plan != earlier.plan).then(|| "another plan of the output".to_owned())
     }
+}
+
+/// SHA-256 over three blocks of every tensor: its first, middle and last bytes, or all of a small one. Training changes
+/// nearly all numbers of a tensor that it changes at all, so two fine-tunes of one model differ in this.
+fn sample(inventory: &Inventory<'_>) -> String {
+    let mut hash = Sha256::new();
+    for tensor in inventory.tensors() {
+        hash.update((tensor.name.len() as u64).to_le_bytes());
+        hash.update(tensor.name.as_bytes());
+        for bytes in tensor.arrays() {
+            hash.update((bytes.len() as u64).to_le_bytes());
+            if bytes.len() <= 3 * SAMPLE {
+                hash.update(bytes);
+            } else {
+                for start in [0, (bytes.len() - SAMPLE) / 2, bytes.len() - SAMPLE] {
+                    hash.update(&bytes[start..start + SAMPLE]);
+                }
+            }
+        }
+    }
+    hex(&hash.finalize())
 }
 
 /// A tensor that was written.
@@ -106,14 +156,19 @@ impl Journal {
     /// Opens the journal of the unfinished file `partial`, or begins one if there is no such file.
     ///
     /// # Errors
-    /// Unfinished work of another kind or of unknown origin, or that another process is busy with.
+    /// Unfinished work of another kind or of unknown origin, or that another process is busy with; a file in the
+    /// journal's place that is none.
     pub fn open(partial: &Path, identity: &Identity) -> Result<Journal, ConvertError> {
         let refuse = |what: String| ConvertError::Resume { partial: partial.to_owned(), what };
         let mut name = OsString::from(partial);
         name.push(".journal");
         let path = PathBuf::from(name);
         let unfinished = partial.symlink_metadata().is_ok();
-        if unfinished && !path.exists() {
+        let there = path.symlink_metadata();
+        if there.as_ref().is_ok_and(|meta| !meta.is_file()) {
+            return Err(ConvertError::InTheWay { path });
+        }
+        if unfinished && there.is_err() {
             return Err(refuse("there is no journal beside it, so it cannot be told what it is".to_owned()));
         }
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
@@ -121,22 +176,32 @@ impl Journal {
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(refuse("another conversion is writing it at this moment".to_owned()));
+                return Err(ConvertError::Busy { partial: partial.to_owned() });
             }
             Err(TryLockError::Error(cause)) => return Err(ConvertError::io(&path, "lock it")(cause)),
         }
         let mut journal = Journal { path, file, done: Vec::new(), begin: 0 };
+        let earlier = journal.read()?;
         if !unfinished {
+            // Empty is what a kill in the first moment leaves.
+            if earlier.is_none() && journal.length()? > 0 {
+                return Err(ConvertError::InTheWay { path: journal.path });
+            }
             journal.begin(identity)?;
             return Ok(journal);
         }
-        let Some(earlier) = journal.read()? else {
+        let Some(earlier) = earlier else {
             return Err(refuse("its journal is damaged".to_owned()));
         };
         match identity.difference(&earlier) {
             Some(difference) => Err(refuse(format!("it was begun with {difference}"))),
             None => Ok(journal),
         }
+    }
+
+    /// Whether no tensor is complete.
+    pub fn is_empty(&self) -> bool {
+        self.done.is_empty()
     }
 
     /// Tensors that were written, in output order.
@@ -160,7 +225,15 @@ impl Journal {
     /// # Errors
     /// From the system.
     pub fn record(&mut self, done: Done) -> Result<(), ConvertError> {
-        self.append(&done)
+        self.append(&done)?;
+        let end = self.file.stream_position().map_err(ConvertError::io(&self.path, "write it"))?;
+        self.done.push((done, end));
+        Ok(())
+    }
+
+    fn length(&self) -> Result<u64, ConvertError> {
+        let meta = self.file.metadata().map_err(ConvertError::io(&self.path, "read it"))?;
+        Ok(meta.len())
     }
 
     /// Removes the journal of a conversion that has finished.
@@ -172,6 +245,7 @@ impl Journal {
     }
 
     fn begin(&mut self, identity: &Identity) -> Result<(), ConvertError> {
+        self.begin = 0;
         self.keep(0)?;
         self.append(identity)?;
         // An unfinished file must not outlive its journal.

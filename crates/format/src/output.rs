@@ -149,6 +149,26 @@ impl Unfinished {
         Ok(())
     }
 
+    /// Removes the file, even if such work is kept.
+    ///
+    /// # Errors
+    /// From the system.
+    pub fn discard(self) -> io::Result<()> {
+        match self.name {
+            Name::Partial(path) => std::fs::remove_file(path),
+            Name::Hidden(path) => path.close(),
+            Name::None => Ok(()),
+        }
+    }
+
+    /// As [`Unfinished::discard`], but keeps a file with anything in it.
+    ///
+    /// # Errors
+    /// From the system.
+    pub fn discard_if_empty(self) -> io::Result<()> {
+        if self.file.metadata()?.len() > 0 { Ok(()) } else { self.discard() }
+    }
+
     /// Gives the file, which is complete and synced, its name; lasting through a power cut.
     ///
     /// # Errors

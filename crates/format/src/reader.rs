@@ -58,9 +58,14 @@ impl BaseFile {
     /// # Errors
     /// If it cannot be read, is not a `.base` v1 file, or its header contradicts itself or the file's size.
     pub fn open(path: &Path) -> Result<BaseFile, FormatError> {
+        BaseFile::open_marked(path, MAGIC)
+    }
+
+    /// Opens a file that has `magic` in the place of [`MAGIC`], which is how a writer marks one that is not finished.
+    pub(crate) fn open_marked(path: &Path, magic: [u8; 4]) -> Result<BaseFile, FormatError> {
         let error = |fault| FormatError::new(path, fault);
         let map = FileMap::open(path).map_err(|cause| error(Fault::Io { action: "open it", cause }))?;
-        let parts = parse(&map).map_err(error)?;
+        let parts = parse(&map, magic).map_err(error)?;
         let Parts { header, blob, located, slots } = parts;
         Ok(BaseFile { path: path.to_owned(), map, header, blob, located, slots })
     }
@@ -159,8 +164,8 @@ struct Parts {
     slots: Vec<SlotInfo>,
 }
 
-fn parse(file: &[u8]) -> Result<Parts, Fault> {
-    let header_len = parse_preamble(file)?;
+fn parse(file: &[u8], magic: [u8; 4]) -> Result<Parts, Fault> {
+    let header_len = parse_preamble(file, magic)?;
     let available = file.len() as u64 - PREAMBLE_LEN;
     if header_len > MAX_HEADER_LEN {
         return Err(Fault::HeaderTooLong { len: header_len });
@@ -180,12 +185,12 @@ fn parse(file: &[u8]) -> Result<Parts, Fault> {
 }
 
 /// Checks magic and version; returns the header's length.
-fn parse_preamble(file: &[u8]) -> Result<u64, Fault> {
+fn parse_preamble(file: &[u8], magic: [u8; 4]) -> Result<u64, Fault> {
     if file.is_empty() {
         return Err(Fault::Empty);
     }
-    let found = &file[..file.len().min(MAGIC.len())];
-    if !MAGIC.starts_with(found) {
+    let found = &file[..file.len().min(magic.len())];
+    if !magic.starts_with(found) {
         return Err(Fault::Magic { found: found.to_vec() });
     }
     let truncated = Fault::PreambleTruncated { len: file.len() };

@@ -23,6 +23,9 @@ use crate::{
 /// Bytes reserved beyond the planned header, for what only `finish` can add.
 const SPARE: u64 = 4096;
 
+/// In the place of [`MAGIC`] until a file is finished, so that unfinished work never opens.
+const UNFINISHED: [u8; 4] = [0; 4];
+
 /// Bytes read at a time when kept work is checked.
 const READ_BLOCK: usize = 1 << 20;
 
@@ -98,8 +101,12 @@ impl BaseWriter {
         let error = |fault| FormatError::new(output.path(), fault);
         let Plan { entries, main_tensors, blob, end } = plan(&header, &tensors).map_err(error)?;
         let io = |action| move |cause| error(Fault::Io { action, cause });
-        let unfinished = output.create().map_err(io("create a file beside it"))?;
-        unfinished.reserve(end).map_err(io("reserve space for it"))?;
+        let mut unfinished = output.create().map_err(io("create a file beside it"))?;
+        if let Err(cause) = unfinished.reserve(end) {
+            unfinished.discard_if_empty().map_err(io("remove what was begun"))?;
+            return Err(io("reserve space for it")(cause));
+        }
+        mark_unfinished(&mut unfinished.file).map_err(io("write it"))?;
         Ok(BaseWriter {
             output: output.clone(),
             unfinished,
@@ -219,14 +226,27 @@ impl BaseWriter {
     }
 
     /// Writes the header as it stands and opens the unfinished file as what it is going to be, for a last look before
-    /// slots and [`BaseWriter::finish`]. The file's path may mean something to this process only.
+    /// slots and [`BaseWriter::finish`]. The file's path may mean something to this process only, and nobody else can
+    /// open the file as a `.base` file: until it is finished it lacks the magic number.
     ///
     /// # Errors
     /// If tensors are missing, the header is invalid, or writing fails.
     pub fn preview(&mut self) -> Result<BaseFile, FormatError> {
         self.check_complete()?;
-        self.write_front()?;
-        BaseFile::open(&self.unfinished.path())
+        self.write_front(UNFINISHED)?;
+        BaseFile::open_marked(&self.unfinished.path(), UNFINISHED)
+    }
+
+    /// Gives up: removes the unfinished file even if its [`Output`] keeps such work.
+    ///
+    /// # Errors
+    /// From the system.
+    pub fn discard(self) -> Result<(), FormatError> {
+        let BaseWriter { output, unfinished, .. } = self;
+        let removed = unfinished.discard();
+        removed.map_err(|cause| {
+            FormatError::new(output.path(), Fault::Io { action: "remove what was begun", cause })
+        })
     }
 
     /// Appends a slot, once all tensors are written.
@@ -273,7 +293,7 @@ impl BaseWriter {
     pub fn finish(mut self, edit: impl FnOnce(&mut Header)) -> Result<(), FormatError> {
         self.check_complete()?;
         edit(&mut self.header);
-        self.write_front()?;
+        self.write_front(MAGIC)?;
         self.unfinished.file.sync_all().map_err(|cause| self.io("write it", cause))?;
         let BaseWriter { output, unfinished, .. } = self;
         unfinished.publish().map_err(|cause| {
@@ -286,8 +306,8 @@ impl BaseWriter {
     }
 
     /// Writes what was left open, and cuts off what an earlier writer left behind the end.
-    fn write_front(&mut self) -> Result<(), FormatError> {
-        let front = self.front().map_err(|fault| self.error(fault))?;
+    fn write_front(&mut self, magic: [u8; 4]) -> Result<(), FormatError> {
+        let front = self.front(magic).map_err(|fault| self.error(fault))?;
         let slots = (self.slots > 0).then(|| (self.slots_start(), self.slots.to_le_bytes()));
         let end = self.position;
         let file = &mut self.unfinished.file;
@@ -304,7 +324,7 @@ impl BaseWriter {
     }
 
     /// Everything before the blob: preamble, JSON, padding.
-    fn front(&self) -> Result<Vec<u8>, Fault> {
+    fn front(&self, magic: [u8; 4]) -> Result<Vec<u8>, Fault> {
         let header = with_tensors(&self.header, &self.entries, self.main_tensors)?;
         validate(&header, self.position - self.blob)?;
         let json = to_json(&header)?;
@@ -316,7 +336,7 @@ impl BaseWriter {
         let least = (reserved + 1).saturating_sub(BLOB_ALIGN);
         let header_len = if self.zero_padding { least.max(json.len() as u64) } else { reserved };
         let mut front = Vec::with_capacity(self.blob as usize);
-        front.extend_from_slice(&MAGIC);
+        front.extend_from_slice(&magic);
         front.extend_from_slice(&VERSION.to_le_bytes());
         front.extend_from_slice(&header_len.to_le_bytes());
         front.extend_from_slice(&json);
@@ -375,6 +395,15 @@ impl BaseWriter {
     fn io(&self, action: &'static str, cause: io::Error) -> FormatError {
         self.error(Fault::Io { action, cause })
     }
+}
+
+/// Takes the magic number off work that was kept when it was all but finished.
+fn mark_unfinished(file: &mut File) -> io::Result<()> {
+    if file.metadata()?.len() > 0 {
+        file.seek(SeekFrom::Start(0))?;
+        file.write_all(&UNFINISHED)?;
+    }
+    Ok(())
 }
 
 /// See [`BaseWriter::flusher`].

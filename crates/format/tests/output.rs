@@ -174,10 +174,29 @@ fn the_unfinished_file_can_be_opened_before_it_has_its_name() {
         preview.verify_checksums(&mut |_, _| {}).expect("intact");
         assert_eq!(preview.tensor("b").expect("there").data, payload(2));
         assert!(!output.path().exists());
+        if let Some(partial) = output.partial() {
+            let refused = BaseFile::open(&partial).expect_err("it is not finished").to_string();
+            assert!(refused.contains("magic") || refused.contains("not a .base"), "{refused}");
+        }
         complete(writer, 3).expect("finished");
         assert!(fs::read(output.path()).expect("read") == expected);
         fs::remove_file(output.path()).expect("removed");
     }
+}
+
+#[test]
+fn work_that_is_given_up_is_removed_even_if_it_would_be_kept() {
+    let dir = tempdir().expect("temporary directory");
+    for keep in [false, true] {
+        let mut writer = writer(&Output::new(dir.path().join("m.base")).keep(keep));
+        writer.write_tensor(&payload(0)).expect("written");
+        writer.discard().expect("removed");
+        assert_eq!(entries(dir.path()), [""; 0]);
+    }
+    // Not even an empty file is left where there is no space.
+    let output = Output::new(dir.path().join("m.base")).keep(true);
+    BaseWriter::create_at(&output, header(), vec![planned("huge", &[1 << 50], F32)]).expect_err("4 PiB");
+    assert_eq!(entries(dir.path()), [""; 0]);
 }
 
 #[test]

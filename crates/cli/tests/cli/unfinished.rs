@@ -285,11 +285,80 @@ fn work_that_was_begun_from_something_else_is_not_continued() {
     refused(&[], &["generation_config.json", "no such file"]);
     fs::remove_file(source.path().join("generation_config.json")).unwrap();
 
+    // Another fine-tune: same names, sizes and times, other weights.
+    let shard = source.path().join("b.safetensors");
+    let (weights, time) = (fs::read(&shard).unwrap(), fs::metadata(&shard).unwrap().modified().unwrap());
+    let rewrite = |bytes: &[u8]| {
+        fs::write(&shard, bytes).unwrap();
+        fs::File::options().write(true).open(&shard).unwrap().set_modified(time).unwrap();
+    };
+    let mut other = weights.clone();
+    *other.last_mut().unwrap() ^= 1;
+    rewrite(&other);
+    refused(&[], &["other weights in files of the same names and sizes"]);
+    rewrite(&weights);
+    let other =
+        String::from_utf8(text.clone()).unwrap().replace("transformers_version", "transformers_versioN");
+    assert_ne!(other.as_bytes(), text);
+    write(other.as_bytes(), 0);
+    refused(&[], &["config.json", "other content"]);
+    write(&text, 0);
+
     // A foreign file of that name is not touched.
     fs::remove_file(dir.path().join("m.base.partial.journal")).unwrap();
     let said = said(convert(source.path(), &out, &["--resume"]).output().unwrap());
     said.fails_with(&["m.base.partial", "there is no journal beside it"]);
     assert!(fs::read(dir.path().join("m.base.partial")).unwrap() == before);
+}
+
+#[test]
+fn files_of_others_in_the_place_of_the_journal_are_left_alone() {
+    let source = checkpoint("llama-tiny");
+    let dir = tempfile::tempdir().unwrap();
+    let (out, precious) = (dir.path().join("m.base"), dir.path().join("precious"));
+    let journal = dir.path().join("m.base.partial.journal");
+    let refused = || {
+        let said = said(convert(source.path(), &out, &["--resume"]).output().unwrap());
+        said.fails_with(&["m.base.partial.journal", "left alone", "move that file away"]);
+    };
+    fs::write(&precious, "precious").unwrap();
+    std::os::unix::fs::symlink(&precious, &journal).unwrap();
+    refused();
+    assert_eq!(fs::read(&precious).unwrap(), b"precious");
+    fs::remove_file(&journal).unwrap();
+    fs::write(&journal, "my diary\n").unwrap();
+    refused();
+    assert_eq!(fs::read(&journal).unwrap(), b"my diary\n");
+    assert_eq!(names(dir.path()), ["m.base.partial.journal", "precious"]);
+}
+
+#[test]
+fn work_that_is_worthless_is_not_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("m.base");
+    let run = |source: &Path, more: &[&str]| {
+        let mut command = basert();
+        command.arg("convert").arg(source).arg("-o").arg(&out).arg("--resume").args(more);
+        let said = said(command.output().unwrap());
+        assert!(!said.err.contains("is kept"), "{said:?}");
+        assert_eq!(names(dir.path()), Vec::<String>::new(), "{said:?}");
+        said
+    };
+    // Refused by the self-check.
+    run(&fixture("llama-tiny"), &[]).fails_with(&["does not pass its self-check"]);
+    // Damaged from the first tensor on.
+    let source = checkpoint("llama-tiny");
+    let path = source.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    bytes[data..].fill(0xff);
+    fs::write(&path, bytes).unwrap();
+    run(source.path(), &["--no-check"]).fails_with(&["NaN", "the checkpoint is damaged"]);
+    // Numbers of threads that can only be a mistake.
+    for threads in ["4096", "18446744073709551615"] {
+        let said = run(&fixture("llama-tiny"), &["--no-check", "-t", threads]);
+        said.fails_with(&["threads", "a smaller number"]);
+    }
 }
 
 #[test]
@@ -304,7 +373,8 @@ fn threads_may_change_between_attempts_and_one_attempt_runs_at_a_time() {
     // Stopped, it cannot close what is open now.
     if has_open(&first, &dir.path().join("m.base.partial.journal")) {
         let second = said(convert(source.path(), &out, &["--resume"]).output().unwrap());
-        second.fails_with(&["another conversion is writing it"]);
+        let second = second.fails_with(&["another conversion is writing it", "wait until it has ended"]);
+        assert!(!second.err.contains("remove the partial file"), "{second:?}");
     }
     first.kill().unwrap();
     first.wait().unwrap();

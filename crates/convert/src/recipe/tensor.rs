@@ -75,13 +75,15 @@ impl SourceTensor<'_> {
 
     /// Bytes in the source.
     pub fn bytes(&self) -> u64 {
-        let arrays = match &self.data {
-            Data::Blocks { bytes, .. } | Data::Unreadable { bytes, .. } => [bytes.len(), 0, 0],
-            Data::Module(module) => {
-                [module.arrays.codes, module.arrays.scales, module.arrays.biases].map(<[u8]>::len)
-            }
-        };
-        arrays.into_iter().map(|length| length as u64).sum()
+        self.arrays().into_iter().map(|bytes| bytes.len() as u64).sum()
+    }
+
+    /// All its bytes: codes, scales and biases of a module, one slice of any other tensor.
+    pub fn arrays(&self) -> [&[u8]; 3] {
+        match &self.data {
+            Data::Blocks { bytes, .. } | Data::Unreadable { bytes, .. } => [bytes, &[], &[]],
+            Data::Module(module) => [module.arrays.codes, module.arrays.scales, module.arrays.biases],
+        }
     }
 
     /// The bytes of `rows` of `width` elements: codes, scales and biases of a module, one slice of any other tensor.
