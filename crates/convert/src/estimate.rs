@@ -166,7 +166,7 @@ fn speed(inventory: &Inventory<'_>, stored: &Stored, threads: usize) -> Result<f
         Ok(elements as f64 / started.elapsed().as_secs_f64())
     };
     std::thread::scope(|scope| {
-        let start = |_| std::thread::Builder::new().spawn_scoped(scope, &trial).map_err(no_thread(threads));
+        let start = |_| std::thread::Builder::new().spawn_scoped(scope, trial).map_err(no_thread(threads));
         let trials = (0..threads).map(start).collect::<Result<Vec<_>, _>>()?;
         let mut sum = 0.0;
         for trial in trials {
