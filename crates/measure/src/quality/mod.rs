@@ -13,7 +13,7 @@ pub use record::QualityRecord;
 pub use reference::{Reference, Trace};
 pub use replay::{Replay, replay};
 
-/// A text that every language model finds easy; new wording needs a new [`TEXT_NAME`].
+/// A text that every language model finds easy; new wording needs a new name in records.
 pub const TEXT: &str = "\
 Once upon a time there was a small village beside a river. A girl named Anna lived there with her grandfather, who \
 mended clocks. Every morning she brought him bread and milk, and every evening he told her a story. One day the river \
