@@ -1,0 +1,73 @@
+"""Compares our network with transformers' Qwen3_5ForCausalLM on an exported float32 checkpoint, and our chat
+rendering with `apply_chat_template`. `python verify.py RUN`; without a checkpoint in RUN, random weights are compared.
+"""
+import argparse
+import dataclasses
+import os
+import random
+import tempfile
+
+import torch
+from transformers import AutoTokenizer, Qwen3_5ForCausalLM
+
+import corpus
+import export
+import tokenizer as tk
+from chat import clean, render
+from model import Config, Model
+
+
+def random_run(folder):
+    """A run with random weights, also in the norms, so that every convention shows."""
+    torch.manual_seed(1)
+    model = Model(Config())
+    flat = torch.cat([(p.data + 0.05 * torch.randn_like(p)).flatten() for p in model.parameters()])
+    torch.save({"flat": flat, "first": flat, "second": flat, "step": 0, "seen": 0, "seed": 0, "config": dataclasses.asdict(Config())},
+               os.path.join(folder, "checkpoint.pt"))
+    tk.save(tk.build(count=300), folder)
+
+
+def compare_logits(run, folder):
+    export.export(run, folder, torch.float32)
+    theirs = Qwen3_5ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ours, _ = export.load(os.path.join(run, "checkpoint.pt"))
+    worst = 0.0
+    for length in (1, 5, 64, 130, 300):
+        ids = torch.randint(0, 3000, (2, length), generator=torch.Generator().manual_seed(length))
+        with torch.no_grad():
+            a, b = ours(ids), theirs(ids).logits
+        worst = max(worst, ((a - b).abs().max() / b.abs().max().clamp(min=1.0)).item())
+    print(f"logits: largest difference {worst:.2e} of the largest logit")
+    assert worst < 1e-4, worst
+
+
+def compare_template(folder):
+    tok, rng, count = AutoTokenizer.from_pretrained(folder), random.Random(7), 0
+    for i in range(400):
+        c = corpus.conversation(rng, sorted(corpus.CHATS)[i % len(corpus.CHATS)], 1200, i % 3 == 0)
+        ours = "".join(t for t, _ in render(c))
+        theirs = tok.apply_chat_template([clean(m) for m in c.messages], tools=c.tools or None, tokenize=False)
+        assert ours == theirs, f"{ours}\n---\n{theirs}"
+        prompt = tok.apply_chat_template(c.prompt(), tools=c.tools or None, tokenize=False, add_generation_prompt=True,
+                                         enable_thinking=c.thinks)
+        assert ours.startswith(prompt), f"{ours}\n---\n{prompt}"
+        count += 1
+    print(f"chat template: {count} conversations alike")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("run", nargs="?", help="the --out of train.py")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as blank:
+        run = args.run
+        if not run or not os.path.exists(os.path.join(run, "checkpoint.pt")):
+            random_run(blank)
+            run = blank
+        compare_logits(run, folder)
+        compare_template(folder)
+
+
+if __name__ == "__main__":
+    main()
