@@ -91,7 +91,8 @@ class Attention(nn.Module):
         self.q_norm = Norm(c.head_dim, c.eps)
         self.k_norm = Norm(c.head_dim, c.eps)
 
-    def forward(self, x, tables):
+    def project(self, x, tables):
+        """q [B, heads, T, head_dim], k and v [B, kv_heads, T, head_dim], gate [B, T, heads, head_dim]."""
         c = self.c
         b, t, _ = x.shape
         q, k, v = F.linear(x, self.qkv).split(
@@ -99,18 +100,23 @@ class Attention(nn.Module):
         q, gate = q.view(b, t, c.heads, 2, c.head_dim).unbind(3)
         q = rotate(self.q_norm(q).transpose(1, 2), tables)
         k = rotate(self.k_norm(k.view(b, t, c.kv_heads, c.head_dim)).transpose(1, 2), tables)
-        v = v.view(b, t, c.kv_heads, c.head_dim).transpose(1, 2)
-        groups = c.heads // c.kv_heads
+        return q, k, v.view(b, t, c.kv_heads, c.head_dim).transpose(1, 2), gate
+
+    def attend(self, q, k, v, gate, **mask):
+        groups = self.c.heads // self.c.kv_heads
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        o = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-        return F.linear((o * gate.sigmoid()).reshape(b, t, -1), self.out)
+        o = F.scaled_dot_product_attention(q, k, v, **mask).transpose(1, 2)
+        return F.linear((o * gate.sigmoid()).flatten(2), self.out)
+
+    def forward(self, x, tables):
+        return self.attend(*self.project(x, tables), is_causal=True)
 
 
 def delta_rule(q, k, v, g, beta):
     """The gated delta rule over whole rows, in chunks (Yang et al. 2024, "Gated Delta Networks").
 
     q, k: [B, H, T, dk], normalised, q scaled; v: [B, H, T, dv]; g (log decay), beta: [B, H, T]. T is a multiple of
-    CHUNK. Returns [B, H, T, dv].
+    CHUNK. Returns [B, H, T, dv] and the state after the last token, [B, H, dk, dv].
     """
     b, h, t, dk = q.shape
     n = t // CHUNK
@@ -134,7 +140,7 @@ def delta_rule(q, k, v, g, beta):
         fresh = new_v - k_seen @ state
         out.append(q_seen @ state + inner @ fresh)
         state = state * left + k_left @ fresh
-    return torch.stack(out, 2).reshape(b, h, t, -1)
+    return torch.stack(out, 2).reshape(b, h, t, -1), state
 
 
 def normalise(x):
@@ -179,23 +185,33 @@ class DeltaNet(nn.Module):
         self.norm = nn.Parameter(torch.ones(c.value_dim))
         self.out = matrix(c.hidden, c.value_heads * c.value_dim, 1.0 / math.sqrt(2 * c.layers))
 
-    def forward(self, x):
+    def project(self, x):
+        """Channels before the convolution [B, T, C], output gate [B, T, Hv * dv], log decay and beta [B, Hv, T]."""
         c = self.c
-        b, t, _ = x.shape
         mixed, z = F.linear(x, self.qkvz).split((c.qkv_channels, c.value_heads * c.value_dim), -1)
         beta, a = F.linear(x, self.ba).transpose(1, 2).split(c.value_heads, 1)
-        mixed = F.silu(ShortConv.apply(mixed, self.conv))
-        q, k, v = mixed.split((c.key_heads * c.key_dim, c.key_heads * c.key_dim, c.value_heads * c.value_dim), -1)
+        g = -self.a_log.exp()[:, None] * F.softplus(a + self.dt_bias[:, None])
+        return mixed, z, g, beta.sigmoid()
+
+    def heads(self, mixed):
+        """Convolved channels [B, T, C] to q, k, v [B, Hv, T, dim], ready for the delta rule."""
+        c = self.c
+        b, t, _ = mixed.shape
+        q, k, v = F.silu(mixed).split((c.key_heads * c.key_dim, c.key_heads * c.key_dim, c.value_heads * c.value_dim), -1)
         q = normalise(q.view(b, t, c.key_heads, c.key_dim)).transpose(1, 2) * c.key_dim ** -0.5
         k = normalise(k.view(b, t, c.key_heads, c.key_dim)).transpose(1, 2)
-        v = v.view(b, t, c.value_heads, c.value_dim).transpose(1, 2)
         groups = c.value_heads // c.key_heads
-        q, k = q.repeat_interleave(groups, 1), k.repeat_interleave(groups, 1)
-        g = -self.a_log.exp()[:, None] * F.softplus(a + self.dt_bias[:, None])
-        o = delta_rule(q, k, v, g, beta.sigmoid()).transpose(1, 2)
-        o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + c.eps) * self.norm
-        o = o * F.silu(z.view(b, t, c.value_heads, c.value_dim))
-        return F.linear(o.reshape(b, t, -1), self.out)
+        return q.repeat_interleave(groups, 1), k.repeat_interleave(groups, 1), v.view(b, t, c.value_heads, c.value_dim).transpose(1, 2)
+
+    def finish(self, o, z):
+        """Gated norm of o [B, Hv, T, dv], and the output projection."""
+        o = o.transpose(1, 2)
+        o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + self.c.eps) * self.norm
+        return F.linear((o * F.silu(z.view(o.shape))).flatten(2), self.out)
+
+    def forward(self, x):
+        mixed, z, g, beta = self.project(x)
+        return self.finish(delta_rule(*self.heads(ShortConv.apply(mixed, self.conv)), g, beta)[0], z)
 
 
 class Block(nn.Module):
@@ -209,6 +225,9 @@ class Block(nn.Module):
 
     def forward(self, x, tables):
         x = x + (self.mixer(self.norm1(x), tables) if self.full else self.mixer(self.norm1(x)))
+        return self.mlp(x)
+
+    def mlp(self, x):
         gate, up = F.linear(self.norm2(x), self.gate_up).chunk(2, -1)
         return x + F.linear(F.silu(gate) * up, self.down)
 

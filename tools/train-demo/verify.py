@@ -14,6 +14,7 @@ import corpus
 import export
 import tokenizer as tk
 from chat import clean, render
+from decode import Decoder
 from model import Config, Model
 
 
@@ -38,6 +39,22 @@ def compare_logits(run, folder):
             a, b = ours(ids), theirs(ids).logits
         worst = max(worst, ((a - b).abs().max() / b.abs().max().clamp(min=1.0)).item())
     print(f"logits: largest difference {worst:.2e} of the largest logit")
+    assert worst < 1e-4, worst
+
+
+def compare_decoding(run):
+    """Token by token and in chunks, prompts of different lengths at once: the same logits."""
+    model, _ = export.load(os.path.join(run, "checkpoint.pt"))
+    rows = [torch.randint(0, 3000, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (10, 70, 131)]
+    worst = 0.0
+    with torch.no_grad():
+        decoder = Decoder(model, [r[:-8] for r in rows], 8)
+        for left in range(8, 0, -1):
+            got = decoder.step(torch.tensor([r[-left] for r in rows]))
+            for i, r in enumerate(rows):
+                want = model(torch.tensor([r[:len(r) - left + 1]]))[0, -1]
+                worst = max(worst, ((got[i] - want).abs().max() / want.abs().max()).item())
+    print(f"decoding: largest difference {worst:.2e} of the largest logit")
     assert worst < 1e-4, worst
 
 
@@ -66,6 +83,7 @@ def main():
             random_run(blank)
             run = blank
         compare_logits(run, folder)
+        compare_decoding(run)
         compare_template(folder)
 
 
