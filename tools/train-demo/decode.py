@@ -2,7 +2,8 @@
 import torch
 import torch.nn.functional as F
 
-from model import CHUNK, ShortConv, delta_rule
+import fused
+from model import CHUNK, delta_rule
 
 
 class Decoder:
@@ -36,7 +37,7 @@ class Decoder:
     def prefill_delta(self, mixer, h, c):
         mixed, z, g, beta = mixer.project(h)
         valid = self.valid[:, None].to(g)
-        o, state = delta_rule(*mixer.heads(ShortConv.apply(mixed, mixer.conv)), g * valid, beta * valid)
+        o, state = delta_rule(*mixer.heads(fused.conv_silu(mixed, mixer.conv)), g * valid, beta * valid)
         at = self.lengths[:, None] - torch.arange(c.conv - 1, 0, -1)
         tail = mixed.gather(1, at.clamp(min=0)[..., None].expand(-1, -1, mixed.shape[-1])) * (at >= 0)[..., None]
         self.caches.append((tail, state))
@@ -66,7 +67,7 @@ class Decoder:
         tail, state = self.caches[i]
         mixed, z, g, beta = mixer.project(h)
         window = torch.cat((tail, mixed), 1)
-        q, k, v = (x[:, :, 0] for x in mixer.heads((window * mixer.conv).sum(1, keepdim=True)))
+        q, k, v = (x[:, :, 0] for x in mixer.heads(F.silu((window * mixer.conv).sum(1, keepdim=True))))
         state = state * g.exp()[..., None]
         change = (v - (state * k[..., None]).sum(2)) * beta
         state = state + k[..., None] * change[:, :, None]

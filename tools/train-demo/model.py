@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import fused
+
 CHUNK = 64  # tokens per chunk of the delta rule
 
 
@@ -52,7 +54,7 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x):
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * (1.0 + self.weight)
+        return fused.norm(x, 1.0 + self.weight, 1.0 / x.shape[-1], self.eps)
 
 
 def matrix(rows, columns, scale=1.0):
@@ -144,29 +146,7 @@ def delta_rule(q, k, v, g, beta):
 
 
 def normalise(x):
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
-
-
-class ShortConv(torch.autograd.Function):
-    """Causal depthwise convolution of x [B, T, C] with taps w [K, C]; the last tap is the newest token's."""
-
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        out = x * w[-1]
-        for lag in range(1, min(len(w), x.shape[1])):
-            out[:, lag:].addcmul_(x[:, :-lag], w[-1 - lag])
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, w = ctx.saved_tensors
-        dx, dw = grad * w[-1], torch.empty_like(w)
-        dw[-1] = (grad * x).sum((0, 1))
-        for lag in range(1, len(w)):
-            dx[:, :-lag].addcmul_(grad[:, lag:], w[-1 - lag])
-            dw[-1 - lag] = (grad[:, lag:] * x[:, :-lag]).sum((0, 1))
-        return dx, dw
+    return fused.norm(x, x.new_ones(x.shape[-1]), 1.0, 1e-6)
 
 
 class DeltaNet(nn.Module):
@@ -194,10 +174,10 @@ class DeltaNet(nn.Module):
         return mixed, z, g, beta.sigmoid()
 
     def heads(self, mixed):
-        """Convolved channels [B, T, C] to q, k, v [B, Hv, T, dim], ready for the delta rule."""
+        """Channels after convolution and silu [B, T, C] to q, k, v [B, Hv, T, dim], ready for the delta rule."""
         c = self.c
         b, t, _ = mixed.shape
-        q, k, v = F.silu(mixed).split((c.key_heads * c.key_dim, c.key_heads * c.key_dim, c.value_heads * c.value_dim), -1)
+        q, k, v = mixed.split((c.key_heads * c.key_dim, c.key_heads * c.key_dim, c.value_heads * c.value_dim), -1)
         q = normalise(q.view(b, t, c.key_heads, c.key_dim)).transpose(1, 2) * c.key_dim ** -0.5
         k = normalise(k.view(b, t, c.key_heads, c.key_dim)).transpose(1, 2)
         groups = c.value_heads // c.key_heads
@@ -205,13 +185,11 @@ class DeltaNet(nn.Module):
 
     def finish(self, o, z):
         """Gated norm of o [B, Hv, T, dv], and the output projection."""
-        o = o.transpose(1, 2)
-        o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + self.c.eps) * self.norm
-        return F.linear((o * F.silu(z.view(o.shape))).flatten(2), self.out)
+        return F.linear(fused.gated_norm(o.transpose(1, 2), self.norm, z, self.c.eps).flatten(2), self.out)
 
     def forward(self, x):
         mixed, z, g, beta = self.project(x)
-        return self.finish(delta_rule(*self.heads(ShortConv.apply(mixed, self.conv)), g, beta)[0], z)
+        return self.finish(delta_rule(*self.heads(fused.conv_silu(mixed, self.conv)), g, beta)[0], z)
 
 
 class Block(nn.Module):
@@ -228,8 +206,7 @@ class Block(nn.Module):
         return self.mlp(x)
 
     def mlp(self, x):
-        gate, up = F.linear(self.norm2(x), self.gate_up).chunk(2, -1)
-        return x + F.linear(F.silu(gate) * up, self.down)
+        return x + F.linear(fused.swiglu(F.linear(self.norm2(x), self.gate_up)), self.down)
 
 
 class Mtp(nn.Module):

@@ -86,9 +86,9 @@ class Trainer:
         return 1 if seen < 1_500_000 else 2
 
     def gradient(self, step, seen):
-        """Adds up this process's gradient; returns (tokens, loss, draft loss, weight)."""
+        """Adds up this process's gradient; returns (tokens, loss, weight, draft loss, its weight), all summed."""
         self.grads.zero_()
-        tokens, total, drafts, weight, slot, budget = 0, 0.0, 0.0, 0.0, 0, self.slots(seen) * SLOT_TOKENS
+        tokens, total, weight, drafts, draft_weight, slot, budget = 0, 0.0, 0.0, 0.0, 0.0, 0, self.slots(seen) * SLOT_TOKENS
         while tokens < budget:
             length = data.row_length(self.args.seed, step, slot, seen)
             rows = max(1, SLOT_TOKENS // length)
@@ -99,27 +99,27 @@ class Trainer:
             if (step + slot) % 2 == 0:  # the draft layer learns from every other pass, at twice the weight
                 draft = loss_sum(self.model, self.model.draft_hidden(ids, hidden), ids, weights, 2)
                 objective = loss + 2 * DRAFT_WEIGHT * draft
-                drafts += 2 * draft.item()
+                drafts, draft_weight = drafts + draft.item(), draft_weight + weights[:, 2:].sum().item()
             objective.backward()
             tokens, total, weight, slot = tokens + ids.numel(), total + loss.item(), weight + weights[:, 1:].sum().item(), slot + 1
-        return tokens, total, drafts, weight
+        return tokens, total, weight, drafts, draft_weight
 
     def step(self, step, seen):
         """One step of training. All processes return the same (tokens, loss, draft loss)."""
         stats = self.shared["stats"]
         stats[self.rank] = torch.tensor(self.gradient(step, seen), dtype=torch.float64)
         self.barrier.wait()
-        tokens, total, drafts, weight = stats.sum(0).tolist()
+        tokens, total, weight, drafts, draft_weight = stats.sum(0).tolist()
         factor = rate_factor(step, seen, self.args.tokens)
         with torch.no_grad():
             grad = self.shared["grads"].sum(0).div_(weight)
             self.optimizer.step(grad, step + 1, self.args.muon_rate * factor, self.args.adam_rate * factor, self.args.decay)
         self.barrier.wait()
-        return int(tokens), total / weight, drafts / weight
+        return int(tokens), total / weight, drafts / max(draft_weight, 1.0)
 
     @torch.no_grad()
     def validate(self, seen):
-        """Per task on held-out names and values: loss, share of value tokens predicted, and drafts accepted.
+        """Per task on held-out names and values: loss, share of value tokens predicted, and share of drafts accepted.
 
         Long rows join once the curriculum has reached them. Each process takes every other task.
         """
@@ -187,22 +187,20 @@ def run(rank, args, shared, barrier):
     trainer = Trainer(rank, args, shared, barrier)
     step, seen = (int(x) for x in shared["position"])
     saved = started = time.monotonic()
-    mean, since = None, 0
+    mean, since, last_draft = None, 0, 0.0
     while seen < args.tokens:
         tokens, loss, draft = trainer.step(step, seen)
         step, seen, since = step + 1, seen + tokens, since + tokens
         mean = loss if mean is None else 0.95 * mean + 0.05 * loss
+        last_draft = draft or last_draft
         if rank == 0 and step % 10 == 0:
             now = time.monotonic()
-            log(args, {"step": step, "seen": seen, "loss": round(loss, 4), "mean": round(mean, 4), "draft": round(draft, 4),
+            log(args, {"step": step, "seen": seen, "loss": round(loss, 4), "mean": round(mean, 4), "draft": round(last_draft, 4),
                        "tokens_per_second": round(since / (now - started)), "time": round(time.time())})
             started, since = now, 0
         if step % args.validate_steps == 0 or seen >= args.tokens:
             found = trainer.validate(seen)
-            if rank == 0:
-                log(args, {"step": step, "seen": seen, "validation": found})
-            else:
-                log(args, {"step": step, "seen": seen, "validation": found})
+            log(args, {"step": step, "seen": seen, "validation": found})
             barrier.wait()
         if rank == 0:
             shared["stop"][0] = bool(stopping)
@@ -223,7 +221,7 @@ def main():
     torch.manual_seed(args.seed)
     flat = torch.cat([p.data.flatten() for p in Model(Config()).parameters()])
     shared = {"flat": flat, "first": torch.zeros_like(flat), "second": torch.zeros_like(flat), "grads": torch.zeros(WORLD, len(flat)),
-              "stats": torch.zeros(WORLD, 4, dtype=torch.float64), "position": torch.zeros(2, dtype=torch.int64),
+              "stats": torch.zeros(WORLD, 5, dtype=torch.float64), "position": torch.zeros(2, dtype=torch.int64),
               "stop": torch.zeros(1, dtype=torch.bool)}
     path = os.path.join(args.out, "checkpoint.pt")
     if os.path.exists(path):

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, Qwen3_5ForCausalLM
 
 import corpus
 import export
+import fused
 import tokenizer as tk
 from chat import clean, render
 from decode import Decoder
@@ -40,6 +41,32 @@ def compare_logits(run, folder):
         worst = max(worst, ((a - b).abs().max() / b.abs().max().clamp(min=1.0)).item())
     print(f"logits: largest difference {worst:.2e} of the largest logit")
     assert worst < 1e-4, worst
+
+
+def compare_kernels():
+    """The C forms of the element-wise parts, and their gradients, against PyTorch's in float64."""
+    torch.manual_seed(2)
+    wide = torch.randn(2, 70, 96)
+    cases = {
+        "norm": (lambda x, g: fused.norm(x, g, 1 / 64, 1e-6), (torch.randn(2, 70, 64), torch.randn(64))),
+        "l2": (lambda x, g: fused.norm(x, g, 1.0, 1e-6), (torch.randn(2, 70, 4, 32), torch.randn(32))),
+        "gated_norm": (lambda x, g, z: fused.gated_norm(x, g, z[..., 32:], 1e-6), (torch.randn(2, 70, 2, 32), torch.randn(32), wide)),
+        "swiglu": (fused.swiglu, (wide,)),
+        "conv_silu": (lambda x, w: fused.conv_silu(x[..., 32:], w), (wide, torch.randn(4, 64)))}
+    worst = 0.0
+    for name, (function, inputs) in cases.items():
+        results = []
+        for use_c, dtype in ((True, torch.float32), (False, torch.float64)):
+            fused.USE_C = use_c
+            leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
+            out = function(*leaves)
+            out.backward(torch.linspace(-1, 1, out.numel(), dtype=dtype).view(out.shape))
+            results.append([out, *(x.grad for x in leaves)])
+        for a, b in zip(*results):
+            worst = max(worst, ((a - b).abs().max() / b.abs().max()).item())
+        assert worst < 1e-5, (name, worst)
+    fused.USE_C = True
+    print(f"kernels: largest difference {worst:.2e} of the largest value")
 
 
 def compare_decoding(run):
@@ -77,6 +104,8 @@ def main():
     parser.add_argument("run", nargs="?", help="the --out of train.py")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if fused.USE_C:
+        compare_kernels()
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as blank:
         run = args.run
         if not run or not os.path.exists(os.path.join(run, "checkpoint.pt")):
