@@ -162,7 +162,9 @@ def tool_probes(rng, count):
     made = 0
     while made < count:
         c = corpus.conversation(rng, "tools", 2500, held_out=True)
-        index = next(i for i, m in enumerate(c.messages) if m.get("tool_calls"))
+        index = next((i for i, m in enumerate(c.messages) if m.get("tool_calls")), None)
+        if index is None:
+            continue
         wanted = [(t["function"]["name"], t["function"]["arguments"]) for t in c.messages[index]["tool_calls"]]
         declared = {t["function"]["name"] for t in c.tools}
 

@@ -1,7 +1,7 @@
 """Small talk, general knowledge, little writing tasks, and what the model says about itself."""
 import lexicon as lex
 from chat import Conversation, assistant, system, user
-from stories import Cast, article, fact, noun_phrase, some, story, upper_first
+from stories import Cast, article, hero_kind, some, story, upper_first
 
 HELLO = ("Hello!", "Hi!", "Hello", "Hi", "Hey!", "Good morning!", "Good evening!", "Hello there.", "Hi there!", "Good day!")
 HELLO_BACK = ("Hello! How can I help you?", "Hello! What can I do for you?", "Hi! What would you like to do today?",
@@ -24,7 +24,7 @@ BEYOND_BACK = ("I am only a small demo model, and I do not know much about {}.",
 
 
 def knowledge(rng):
-    """(question, answer, value, a thought)"""
+    """(question, answer, value); there is no value if many answers are right."""
     kind = rng.randrange(9)
     if kind == 0:
         country = rng.choice(list(lex.CAPITALS))
@@ -64,14 +64,17 @@ def knowledge(rng):
 
 
 def write_story(rng, held_out):
-    """A request for a story with its hero given, and the story."""
+    """A request for a story with its hero given or not, and the story."""
     cast = Cast(rng, held_out)
-    name, pronoun = cast.person()
-    text = " ".join(story(rng, cast, [], rng.randrange(5, 10), hero=(name, pronoun)))
-    ask = some(rng, f"Tell me a story about {name}.", f"Write a short story about {name}.", f"Please tell a story with {name} in it.")
-    if rng.random() < 0.35:
+    hero = cast.person()
+    kind = hero_kind(rng, hero[1])
+    text = " ".join(story(rng, cast, [], rng.randrange(5, 10), hero, kind))
+    about = some(rng, hero[0], f"{article(kind)} named {hero[0]}", f"{article(kind)} called {hero[0]}", article(kind))
+    ask = some(rng, f"Tell me a story about {about}.", f"Write a short story about {about}.", f"Please tell a story about {about}.",
+               f"Can you tell me a story about {about}?")
+    if rng.random() < 0.25:
         ask = some(rng, "Tell me a story.", "Write a short story.", "Can you tell me a story?", "Once more, a story please.")
-    return ask, text, None
+    return ask, text
 
 
 def about_me(rng, held_out):
@@ -131,6 +134,9 @@ def small_talk(rng, room, held_out=False):
         expect = []
     for m in messages[:-1]:
         m.pop("reasoning_content", None)
+    if not messages[-1].get("reasoning_content") and rng.random() < 0.3:
+        messages[-1]["reasoning_content"] = some(rng, "This needs a friendly answer.", "I should answer politely and shortly.",
+                                                 "This is small talk.")
     return Conversation("small_talk", messages, expect=expect)
 
 
@@ -141,7 +147,7 @@ def exchange(rng, room, held_out):
         question, answer, value = knowledge(rng)
         return [user(question), thought(rng, answer, value)], [value] if value else []
     if kind < 0.68 and room > 500:
-        ask, text, _ = write_story(rng, held_out)
+        ask, text = write_story(rng, held_out)
         reasoning = some(rng, "The user wants a story. I will write a short one.", "A story with a good end, then.") if rng.random() < 0.4 else ""
         return [user(ask), assistant(text, reasoning)], []
     if kind < 0.8:

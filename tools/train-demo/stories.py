@@ -263,18 +263,23 @@ def fact_day(rng, cast, name, pronoun):
                 day, f"{name} arrived on {day}.", (name, "day"))
 
 
-def story(rng, cast, facts, sentences, hero=None):
+def hero_kind(rng, pronoun):
+    """What a hero can be: a girl, a fox, a miller."""
+    if rng.random() < 0.35:
+        return rng.choice(lex.ANIMALS + lex.JOBS)
+    return rng.choice(("girl", "young woman", "princess", "queen") if pronoun == "she" else ("boy", "young man", "prince", "king"))
+
+
+def story(rng, cast, facts, sentences, hero=None, kind=None):
     """A story of about `sentences` sentences around one hero in which `facts` occur in random places.
 
-    Returns its sentences. The hero is of one kind and has one friend, so that pronouns are clear.
+    Returns its sentences. The hero (name and pronoun) is of one kind and has one friend, so that pronouns are clear.
     """
     name, pronoun = hero or cast.person()
     friend, _ = cast.person()
     his, him = ("her", "her") if pronoun == "she" else ("his", "him")
     place, thing = rng.choice(lex.PLACES), rng.choice(lex.OBJECTS)
-    kind = rng.choice(("girl", "young woman", "princess") if pronoun == "she" else ("boy", "young man", "prince"))
-    if rng.random() < 0.35:
-        kind = rng.choice(lex.ANIMALS + lex.JOBS)
+    kind = kind or hero_kind(rng, pronoun)
     adjective = rng.choice(lex.MOODS)
     opening = some(
         rng, f"Once upon a time there was {article(adjective + ' ' + kind)} named {name}.",

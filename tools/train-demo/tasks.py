@@ -5,7 +5,7 @@ codes and combinations that training never sees. Makers return a `Conversation`.
 """
 import lexicon as lex
 from chat import VALUE_WEIGHT, Conversation, assistant, one_in, system, user
-from stories import Cast, article, fact, filler, noun_phrase, paragraphs, some, story, surname, upper_first
+from stories import Cast, fact, filler, paragraphs, some, story, surname, upper_first
 
 SHORT = ("Answer with one word or a few.", "Answer as shortly as you can.", "Give only the answer.")
 SYSTEMS = ("You are a helpful assistant.", "You are a small model that runs everywhere.", "Answer in one sentence.",
@@ -171,13 +171,15 @@ def copying(rng, room, held_out=False):
         items = [filler(rng)]
     joined = items[0] if len(items) == 1 else ", ".join(items)
     ask = some(rng, f"Repeat: {joined}", f"Say this again: {joined}", f"Repeat after me. {joined}", f"Write this once more: {joined}")
-    messages = [user(ask, _weight=0.0), assistant(joined, _weight=2.0)]
+    think = rng.random() < THINK_SHARE
+    messages = [user(ask, _weight=0.0), assistant(joined, "I only have to repeat this." if think else "", _weight=2.0)]
     expect = [joined]
     if len(items) > 2:
         place = rng.randrange(len(items))
         which = "last" if place + 1 == len(items) else ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")[place]
         expect = [items[place]]
-        messages += [user(f"What came {which}?"), assistant(items[place] + ".", _values=[items[place]])]
+        messages += [user(f"What came {which}?"), assistant(items[place] + ".", f"The user gave me: {joined}" if think else "",
+                                                            _values=[items[place]])]
     return Conversation("copying", messages, expect=expect)
 
 

@@ -299,8 +299,8 @@ def tool_use(rng, room, held_out=False):
     messages = [*head]
     if rng.random() < 0.12:
         ask, answer = rng.choice(NO_TOOL)
-        messages += [user(ask), assistant(answer)]
-    for _ in range(rng.choice((1, 1, 1, 2))):
+        messages += [user(ask), assistant(answer, "I need no tool for this." if rng.random() < 0.4 else "")]
+    for _ in range(rng.choice((1, 1, 1, 2)) if len(messages) == len(head) or rng.random() < 0.5 else 0):
         messages += one_request(rng, w, names)
     declared = [TOOLS[n][0] for n in names]
     return trim_to_last(rng, Conversation("tools", messages, declared))
@@ -323,6 +323,6 @@ def one_request(rng, w, names):
 def trim_to_last(rng, conversation):
     """Half of the conversations end with the call, as a client sees it; the others with the final answer."""
     if rng.random() < 0.5:
-        while not conversation.messages[-1].get("tool_calls"):
-            conversation.messages.pop()
+        calling = [i for i, m in enumerate(conversation.messages) if m.get("tool_calls")]
+        del conversation.messages[calling[-1] + 1 if calling else len(conversation.messages):]
     return conversation
