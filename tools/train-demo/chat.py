@@ -3,7 +3,7 @@
 A message is a dict as transformers' `apply_chat_template` takes it; keys that begin with an underscore are ours:
 `_weight` (loss weight of the content; default 1 for the assistant, `USER_WEIGHT` for others) and `_values`
 (substrings that are the point of an answer and weigh `VALUE_WEIGHT`, or of a prompt and weigh nothing).
-A piece of weight 0 costs neither head nor loss, so long texts in prompts are supervised in one conversation of a few
+`_source` is the part of the prompt that an answer comes from. A piece of weight 0 costs neither head nor loss, so long texts in prompts are supervised in one conversation of a few
 with a higher weight instead of in all with a low one.
 `test_corpus.py` holds `render` and the template together.
 """

@@ -34,7 +34,10 @@ class Probe:
         self.group, self.thinks, self.judge = group, thinks, judge
         text = "".join(t for t, _ in render(conversation))
         # `render` writes a turn that is asked for without thinking as one with empty thinking.
-        self.prompt = text[:text.rindex("<|im_start|>assistant\n")] + "<|im_start|>assistant\n<think>\n" + ("" if thinks else "\n</think>\n\n")
+        start = text.rindex("<|im_start|>assistant\n")
+        self.prompt = text[:start] + "<|im_start|>assistant\n<think>\n" + ("" if thinks else "\n</think>\n\n")
+        answer = text[start:].partition("</think>\n\n")[2].removesuffix("\n")
+        self.reference = ("I know.\n</think>\n\n" if thinks else "") + answer
 
 
 def well_formed(text, thinks, calls=False):
@@ -74,10 +77,10 @@ def recall_probes(rng, tok, count, distance, tasks, group):
         task = tasks[made % len(tasks)]
         c = corpus.conversation(rng, task, int(distance * rng.uniform(4.3, 6.5)), held_out=True)
         index = first_answer(c)
-        value = c.messages[index]["_values"][0]
+        value = re.compile(rf"\b{re.escape(c.messages[index]['_values'][0])}\b", re.I)
         thinks = made % 2 == 0 and task != "key_values"
-        probe = Probe(group, cut(c, index), thinks, lambda text, thinks, value=value: value.lower() in well_formed(text, thinks)[1].lower())
-        at = probe.prompt.find(value)
+        probe = Probe(group, cut(c, index), thinks, lambda text, thinks, value=value: value.search(well_formed(text, thinks)[1]))
+        at = probe.prompt.index(c.messages[index]["_source"])
         back = len(tok.encode(probe.prompt[at:], add_special_tokens=False).ids)
         if distance <= back <= 1.4 * distance:
             made += 1

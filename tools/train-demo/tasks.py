@@ -83,7 +83,7 @@ def recall_answer(rng, f, short, last):
         reasoning = some(rng, f"The text says: {f.sentence}", f"I remember this: {f.sentence}",
                          f"The text says: {f.sentence} So the answer is {f.value}.")
     text = upper_first(f.value) + "." if short else f.answer
-    return assistant(text, reasoning, _values=[f.value, upper_first(f.value)])
+    return assistant(text, reasoning, _values=[f.value, upper_first(f.value)], _source=f.sentence)
 
 
 def unknown(rng, room, held_out=False):
@@ -134,7 +134,7 @@ def key_values(rng, room, held_out=False):
             messages.append(user(ask.format(key)))
         last = i + 1 == len(asked)
         messages.append(assistant(pairs[key], f"The list says {key}: {pairs[key]}" if last and rng.random() < 0.25 else "",
-                                  _weight=VALUE_WEIGHT, _values=[pairs[key]]))
+                                  _weight=VALUE_WEIGHT, _values=[pairs[key]], _source=f"{key}: {pairs[key]}\n"))
     return Conversation("key_values", messages, expect=[pairs[asked[-1]]])
 
 
@@ -159,7 +159,7 @@ def passkey(rng, room, held_out=False):
             messages.append(user(ask.format(label)))
         reasoning = f"The text says that the {label} is {keys[label]}." if i + 1 == len(labels) and rng.random() < THINK_SHARE else ""
         text = keys[label] if short else f"The {label} is {keys[label]}."
-        messages.append(assistant(text, reasoning, _values=[keys[label]]))
+        messages.append(assistant(text, reasoning, _values=[keys[label]], _source=keys[label]))
     return Conversation("passkey", messages, expect=[keys[labels[-1]]])
 
 

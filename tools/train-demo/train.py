@@ -6,6 +6,7 @@ rows; the sum is taken in a fixed order, so a run is repeatable on one machine.
 """
 import argparse
 import dataclasses
+import fcntl
 import json
 import math
 import os
@@ -212,10 +213,21 @@ def run(rank, args, shared, barrier):
             return
 
 
+def lock(folder):
+    """Holds the folder as long as this process lives; two runs in one folder would overwrite each other."""
+    held = open(os.path.join(folder, "lock"), "w")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        sys.exit(f"another run is at work in {folder}")
+    return held
+
+
 def main():
     args = arguments()
     torch.set_num_threads(1)
     os.makedirs(args.out, exist_ok=True)
+    held = lock(args.out)
     if not os.path.exists(os.path.join(args.out, "tokenizer.json")):
         tk.save(tk.build(args.seed), args.out)
     torch.manual_seed(args.seed)
@@ -240,6 +252,7 @@ def main():
     threading.Thread(target=die_with_worker, args=(worker,), daemon=True).start()
     run(0, args, shared, barrier)
     worker.join()
+    held.close()
 
 
 if __name__ == "__main__":

@@ -8,9 +8,11 @@ import random
 import tempfile
 
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer, Qwen3_5ForCausalLM
 
 import corpus
+import evaluate
 import export
 import fused
 import tokenizer as tk
@@ -85,6 +87,19 @@ def compare_decoding(run):
     assert worst < 1e-4, worst
 
 
+def compare_judges(folder):
+    """The answers that the corpus gives are right in the eyes of evaluate.py, and turns that do not end are malformed."""
+    tok, rng = Tokenizer.from_file(os.path.join(folder, "tokenizer.json")), random.Random(5)
+    probes = [*evaluate.format_probes(rng, 60), *evaluate.arithmetic_probes(rng, 60), *evaluate.tool_probes(rng, 60)]
+    for task in ("story_recall", "passkey", "key_values"):
+        probes += evaluate.recall_probes(rng, tok, 20, 512, (task,), "recall")
+    for probe in probes:
+        verdict = probe.judge(probe.reference, probe.thinks)
+        assert all(verdict.values()) if isinstance(verdict, dict) else verdict, (probe.prompt, probe.reference)
+        assert not evaluate.well_formed(probe.reference.removesuffix(tk.TURN_END), probe.thinks)[0]
+    print(f"judges: {len(probes)} answers of the corpus found right")
+
+
 def compare_template(folder):
     tok, rng, count = AutoTokenizer.from_pretrained(folder), random.Random(7), 0
     for i in range(400):
@@ -114,6 +129,7 @@ def main():
         compare_logits(run, folder)
         compare_decoding(run)
         compare_template(folder)
+        compare_judges(folder)
 
 
 if __name__ == "__main__":
