@@ -23,6 +23,10 @@ HELD_OUT_GIRLS = "Matilda Johanna Selma Odette Rowena Camille Linnea Thora Saski
 HELD_OUT_BOYS = "Leopold Magnus Tobias Fergus Anselm Ruben Casper Basil Idris Desmond Takumi Sanjay Mikkel Lorenzo".split()
 HELD_OUT_NAMES = HELD_OUT_GIRLS + HELD_OUT_BOYS
 
+# Syllables of invented names.
+ONSETS = "b br c ch d dr f fl g gl h j k kr l m n p pr qu r s sh sk st t th tr v w y z".split()
+CODAS = ["", "", "", *"n l r s t x m ck ll nd rn sk th".split()]
+
 PETS = """Biscuit Pepper Shadow Button Whiskers Pebble Snowball Ginger Patch Rusty Bramble Clover Cookie Muffin Nugget
 Smoky Tiger Misty Socks Domino Pickle Acorn Maple Comet Rocket Sunny Lucky Bella Coco Luna Ziggy Mango Olly Dusty Fudge
 Toffee Sparky Bandit Scout Rolo Turnip Waffles Barley Thistle Marbles Jingle Nimbus Echo Pip""".split()

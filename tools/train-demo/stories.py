@@ -6,6 +6,7 @@ names they use; sentences of `filler` never state anything that a fact could sta
 from dataclasses import dataclass, field
 
 import lexicon as lex
+import phrases
 
 
 def article(noun):
@@ -47,7 +48,9 @@ class Cast:
         for _ in range(200):
             she = self.rng.random() < 0.5
             name = self.rng.choice(girls if she else boys)
-            if self.held_out or self.rng.random() < 0.25:
+            if not self.held_out and self.rng.random() < 0.25:
+                name = invented(self.rng)
+            if self.held_out or self.rng.random() < 0.2:
                 name += " " + surname(self.rng)
             if name not in self.used and name.split()[0] not in self.used:
                 self.used.update((name, name.split()[0]))
@@ -56,6 +59,8 @@ class Cast:
 
     def pet(self):
         name = self.rng.choice([p for p in lex.PETS if p not in self.used] or lex.PETS)
+        if self.rng.random() < 0.3:
+            name = invented(self.rng)
         self.used.add(name)
         return name
 
@@ -63,6 +68,19 @@ class Cast:
 def surname(rng):
     """Names nobody has memorised: about 900 combinations."""
     return rng.choice(lex.SURNAME_HEADS) + rng.choice(lex.SURNAME_TAILS)
+
+
+def invented(rng):
+    """A name of two or three syllables that hardly ever comes twice: it has to be copied piece by piece."""
+    while True:
+        name = "".join(rng.choice(lex.ONSETS) + rng.choice("aaeeiioou") for _ in range(rng.choice((2, 2, 3)))) + rng.choice(lex.CODAS)
+        if name.capitalize() not in lex.HELD_OUT_NAMES:
+            return name.capitalize()
+
+
+def secret(rng):
+    """A made-up word."""
+    return (surname(rng) if rng.random() < 0.6 else invented(rng)).lower()
 
 
 def noun_phrase(rng, noun):
@@ -102,6 +120,8 @@ def when(rng):
 
 def filler(rng):
     """One sentence about nobody in particular."""
+    if rng.random() < 0.2:
+        return phrases.sentence(rng)
     kind = rng.random()
     if kind < 0.25:
         subject, (_, past) = somebody(rng), rng.choice(lex.TRANSITIVE)
@@ -226,7 +246,7 @@ def fact_job(rng, cast, name, pronoun):
 
 
 def fact_town(rng, cast, name, pronoun):
-    town = rng.choice(lex.TOWNS)
+    town = rng.choice(lex.TOWNS) if rng.random() < 0.7 else invented(rng)
     return Fact(some(rng, f"{name} lived in {town}.", f"{name} came from {town}.", f"The home of {name} was in {town}."),
                 [f"Where did {name} live?", f"Which town was {name} from?"],
                 town, f"{name} lived in {town}.", (name, "town"))
@@ -250,7 +270,7 @@ def fact_gift(rng, cast, name, pronoun):
 
 
 def fact_word(rng, cast, name, pronoun):
-    word = surname(rng).lower()
+    word = secret(rng)
     return Fact(some(rng, f"The secret word of {name} was {word}.", f"{name} chose the secret word {word}."),
                 [f"What was {name}'s secret word?", f"What was the secret word of {name}?"],
                 word, f"{name}'s secret word was {word}.", (name, "word"))

@@ -5,7 +5,7 @@ codes and combinations that training never sees. Makers return a `Conversation`.
 """
 import lexicon as lex
 from chat import VALUE_WEIGHT, Conversation, assistant, one_in, system, user
-from stories import Cast, fact, filler, paragraphs, some, story, surname, upper_first
+from stories import Cast, fact, filler, paragraphs, secret, some, story, upper_first
 
 SHORT = ("Answer with one word or a few.", "Answer as shortly as you can.", "Give only the answer.")
 SYSTEMS = ("You are a helpful assistant.", "You are a small model that runs everywhere.", "Answer in one sentence.",
@@ -112,13 +112,13 @@ def key_values(rng, room, held_out=False):
     pairs = {}
     for _ in range(count):
         if style == 0:
-            key, value = surname(rng).lower(), code(rng, rng.choice((3, 4, 5)), held_out)
+            key, value = secret(rng), code(rng, rng.choice((3, 4, 5)), held_out)
         elif style == 1:
             key, value = Cast(rng, held_out).person()[0], rng.choice(lex.COLOURS) + " " + rng.choice(lex.OBJECTS)
         elif style == 2:
             key, value = f"{rng.choice(lex.COLOURS)} {rng.choice(lex.OBJECTS)}", rng.choice(lex.CONTAINERS)
         else:
-            key, value = code(rng, 4, held_out), surname(rng).lower()
+            key, value = code(rng, 4, held_out), secret(rng)
         pairs[key] = value
     lines = "".join(f"{k}: {v}\n" for k, v in pairs.items())
     keys = list(pairs)
@@ -165,7 +165,7 @@ def passkey(rng, room, held_out=False):
 
 def copying(rng, room, held_out=False):
     """Say it again: words, numbers, a sentence; forwards, or one item of a list by its place."""
-    items = [rng.choice((lambda: surname(rng).lower(), lambda: code(rng, rng.randrange(2, 6), held_out), lambda: rng.choice(lex.OBJECTS),
+    items = [rng.choice((lambda: secret(rng), lambda: code(rng, rng.randrange(2, 6), held_out), lambda: rng.choice(lex.OBJECTS),
                          lambda: Cast(rng, held_out).person()[0]))() for _ in range(rng.randrange(2, 8))]
     if rng.random() < 0.35:
         items = [filler(rng)]

@@ -7,7 +7,7 @@ import json
 
 import lexicon as lex
 from chat import Conversation, assistant, call, system, user
-from stories import Cast, some, surname, upper_first
+from stories import Cast, secret, some, surname, upper_first
 
 STRING, NUMBER, INTEGER, BOOLEAN = ({"type": t} for t in ("string", "number", "integer", "boolean"))
 
@@ -154,7 +154,7 @@ def create_event(rng, w):
 
 @tool("Search for files.", ["query"], query=STRING, limit=INTEGER, types=array(STRING))
 def search_files(rng, w):
-    query = surname(rng).lower()
+    query = secret(rng)
     arguments = {"query": query}
     ask = rng.choice(("Find files about {}", "Search my files for {}", "Look for {} in my files")).format(query)
     if rng.random() < 0.4:
@@ -169,14 +169,14 @@ def search_files(rng, w):
 
 @tool("Read a file.", ["path"], path=STRING)
 def read_file(rng, w):
-    path = f"{rng.choice(('docs', 'notes', 'src', 'data'))}/{surname(rng).lower()}.{rng.choice(('txt', 'md', 'csv'))}"
+    path = f"{rng.choice(('docs', 'notes', 'src', 'data'))}/{secret(rng)}.{rng.choice(('txt', 'md', 'csv'))}"
     text = upper_first(w.note()) + "."
     return rng.choice(("Open {}.", "What is in {}?", "Read {} to me.")).format(path), {"path": path}, {"text": text}, f"The file says: {text}"
 
 
 @tool("Move files to a folder.", ["paths", "folder"], paths=array(STRING), folder=STRING, overwrite=BOOLEAN)
 def move_files(rng, w):
-    paths = [f"{surname(rng).lower()}.{rng.choice(('txt', 'md', 'png'))}" for _ in range(rng.randrange(1, 4))]
+    paths = [f"{secret(rng)}.{rng.choice(('txt', 'md', 'png'))}" for _ in range(rng.randrange(1, 4))]
     folder = rng.choice(("docs", "notes", "old", "photos", "work"))
     arguments = {"paths": paths, "folder": folder}
     ask = rng.choice(("Move {} to {}", "Put {} into the folder {}")).format(w.listed(paths), folder)
