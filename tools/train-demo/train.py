@@ -84,7 +84,7 @@ class Trainer:
 
     def slots(self, seen):
         """Forward passes of one process in one step: small batches first, for they teach more per token early."""
-        return 1 if seen < 1_500_000 else 2
+        return 1 if seen < 6_000_000 else 2
 
     def gradient(self, step, seen):
         """Adds up this process's gradient; returns (tokens, loss, weight, draft loss, its weight), all summed."""
