@@ -49,7 +49,7 @@ def arguments():
 def rate_factor(step, seen, total):
     """Warm-up, constant, and a fall to nothing over the last fifth, as 1 - sqrt."""
     progress = seen / total
-    warm = min(1.0, (step + 1) / 60)
+    warm = min(1.0, (step + 1) / 40)
     return warm * (1.0 if progress < 0.8 else max(0.0, 1.0 - math.sqrt((progress - 0.8) / 0.2)))
 
 
