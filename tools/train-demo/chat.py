@@ -7,6 +7,7 @@ A message is a dict as transformers' `apply_chat_template` takes it; keys that b
 with a higher weight instead of in all with a low one.
 `test_corpus.py` holds `render` and the template together.
 """
+
 import json
 import zlib
 from dataclasses import dataclass, field
@@ -82,7 +83,7 @@ def weigh(text, weight, values, value_weight=VALUE_WEIGHT):
     if cut[0] < 0:
         return [(text, weight)]
     at, value = cut
-    return [(text[:at], weight), (value, value_weight), *weigh(text[at + len(value):], weight, values, value_weight)]
+    return [(text[:at], weight), (value, value_weight), *weigh(text[at + len(value) :], weight, values, value_weight)]
 
 
 def call_pieces(tool_call, lead):
@@ -133,8 +134,11 @@ def render(conversation):
         role = message["role"]
         if role == "user":
             weight = message.get("_weight", USER_WEIGHT)
-            pieces += [("<|im_start|>user\n", MARKUP_WEIGHT), *weigh(message["content"].strip(), weight, message.get("_values"), 0.0),
-                       ("<|im_end|>\n", MARKUP_WEIGHT)]
+            pieces += [
+                ("<|im_start|>user\n", MARKUP_WEIGHT),
+                *weigh(message["content"].strip(), weight, message.get("_values"), 0.0),
+                ("<|im_end|>\n", MARKUP_WEIGHT),
+            ]
         elif role == "assistant":
             pieces += assistant_pieces(message, i > last_query)
         elif role == "tool":

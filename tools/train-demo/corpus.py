@@ -3,6 +3,7 @@
 `documents(seed, max_chars, ...)` yields `Document`s; the same arguments give the same stream on every machine with
 the same Python. `python corpus.py` prints samples and the measured mix.
 """
+
 import argparse
 import random
 from collections import Counter
@@ -18,16 +19,63 @@ from toolcalls import tool_use
 
 # Share of documents by kind, for rows of at most 600 tokens and for longer ones. Short rows teach formats and
 # language; long ones teach recall over distance, with short documents filling what the long ones leave.
-SHORT_MIX = {"story": 10, "prose": 9, "disturbed": 3, "facts": 3, "sums": 3, "story_recall": 17, "unknown": 3, "key_values": 10, "passkey": 4, "copying": 5,
-             "arithmetic": 9, "small_talk": 14, "tools": 18}
-LONG_MIX = {"story": 5, "prose": 4, "disturbed": 2, "facts": 1, "sums": 1, "story_recall": 28, "unknown": 2, "key_values": 14, "passkey": 16, "copying": 3,
-            "arithmetic": 5, "small_talk": 9, "tools": 16}
-CHATS = {"story_recall": story_recall, "unknown": unknown, "key_values": key_values, "passkey": passkey, "copying": copying,
-         "arithmetic": arithmetic, "small_talk": small_talk, "tools": tool_use}
+SHORT_MIX = {
+    "story": 10,
+    "prose": 9,
+    "disturbed": 3,
+    "facts": 3,
+    "sums": 3,
+    "story_recall": 17,
+    "unknown": 3,
+    "key_values": 10,
+    "passkey": 4,
+    "copying": 5,
+    "arithmetic": 9,
+    "small_talk": 14,
+    "tools": 18,
+}
+LONG_MIX = {
+    "story": 5,
+    "prose": 4,
+    "disturbed": 2,
+    "facts": 1,
+    "sums": 1,
+    "story_recall": 28,
+    "unknown": 2,
+    "key_values": 14,
+    "passkey": 16,
+    "copying": 3,
+    "arithmetic": 5,
+    "small_talk": 9,
+    "tools": 16,
+}
+CHATS = {
+    "story_recall": story_recall,
+    "unknown": unknown,
+    "key_values": key_values,
+    "passkey": passkey,
+    "copying": copying,
+    "arithmetic": arithmetic,
+    "small_talk": small_talk,
+    "tools": tool_use,
+}
 END = "<|endoftext|>"
-WORDS = sorted({w for s in phrases.SENTENCES for w in s.split() if w.isalpha()} | set(
-    lex.OBJECTS + lex.PLACES + lex.ANIMALS + lex.JOBS + lex.KIN + lex.COLOURS + lex.MOODS + lex.ADJECTIVES + lex.NATURE + lex.NUMBERS +
-    [v for pair in lex.TRANSITIVE for v in pair if " " not in v]))
+WORDS = sorted(
+    {w for s in phrases.SENTENCES for w in s.split() if w.isalpha()}
+    | set(
+        lex.OBJECTS
+        + lex.PLACES
+        + lex.ANIMALS
+        + lex.JOBS
+        + lex.KIN
+        + lex.COLOURS
+        + lex.MOODS
+        + lex.ADJECTIVES
+        + lex.NATURE
+        + lex.NUMBERS
+        + [v for pair in lex.TRANSITIVE for v in pair if " " not in v]
+    )
+)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Training curves as an SVG: `python curves.py RUN OUT.svg` draws the smoothed loss and, per task, the share of value
 tokens (answers, arguments, results) that are predicted on held-out names and numbers."""
+
 import argparse
 import json
 import os
@@ -31,7 +32,9 @@ def panel(title, curves, top, end, high):
         x, y = place(end * i / 4, high * i / 4)
         out.append(f'<line x1="{MARGIN}" x2="{MARGIN + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
         out.append(f'<text x="{MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end">{high * i / 4:g}</text>')
-        out.append(f'<text x="{x:.1f}" y="{top + HEIGHT - MARGIN + 16}" text-anchor="middle">{end * i / 4e6:.1f} M</text>')
+        out.append(
+            f'<text x="{x:.1f}" y="{top + HEIGHT - MARGIN + 16}" text-anchor="middle">{end * i / 4e6:.1f} M</text>'
+        )
     for i, (label, colour, points) in enumerate(curves):
         line = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
         out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
@@ -50,7 +53,9 @@ def main():
     parts = panel("Training loss per weighted token", [("loss", COLOURS[0], losses)], 0, end, 8.0)
     parts += panel("Share of value tokens right, held out, by tokens seen", curves, HEIGHT, end, 1.0)
     with open(args.out, "w") as f:
-        f.write(f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{2 * HEIGHT}" font-family="sans-serif" font-size="11">\n')
+        f.write(
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{2 * HEIGHT}" font-family="sans-serif" font-size="11">\n'
+        )
         f.write('<rect width="100%" height="100%" fill="white"/>\n' + "\n".join(parts) + "\n</svg>\n")
 
 

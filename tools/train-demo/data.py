@@ -1,4 +1,5 @@
 """Batches: documents packed into rows. Everything follows from (seed, step, slot), so a resumed run sees the same data."""
+
 import random
 
 import torch

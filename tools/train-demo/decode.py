@@ -1,4 +1,5 @@
 """Batched greedy decoding with caches, for evaluation: the recurrent form of what `model.py` computes in chunks."""
+
 import torch
 import torch.nn.functional as F
 
@@ -23,7 +24,14 @@ class Decoder:
         x = F.embedding(ids, model.embed)
         for block in model.blocks:
             h = block.norm1(x)
-            x = block.mlp(x + (self.prefill_attention(block.mixer, h, room) if block.full else self.prefill_delta(block.mixer, h, c)))
+            x = block.mlp(
+                x
+                + (
+                    self.prefill_attention(block.mixer, h, room)
+                    if block.full
+                    else self.prefill_delta(block.mixer, h, c)
+                )
+            )
         last = model.norm(x)[torch.arange(len(prompts)), self.lengths - 1]
         self.logits = F.linear(last, model.embed)
 
@@ -50,7 +58,10 @@ class Decoder:
         tables = (cos[self.lengths][:, None, None], sin[self.lengths][:, None, None], self.tables[2])
         for i, block in enumerate(model.blocks):
             h = block.norm1(x)
-            x = block.mlp(x + (self.step_attention(i, block.mixer, h, tables) if block.full else self.step_delta(i, block.mixer, h)))
+            x = block.mlp(
+                x
+                + (self.step_attention(i, block.mixer, h, tables) if block.full else self.step_delta(i, block.mixer, h))
+            )
         self.lengths = self.lengths + 1
         self.logits = F.linear(model.norm(x)[:, 0], model.embed)
         return self.logits

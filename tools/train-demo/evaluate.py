@@ -4,6 +4,7 @@
 numbers and combinations that training never sees, and decoded greedily. Where a prompt opens the answer with
 `<think>`, so does the measurement: half of the questions are asked each way.
 """
+
 import argparse
 import json
 import math
@@ -44,7 +45,7 @@ def well_formed(text, thinks, calls=False):
     """Whether a whole generated turn keeps the format, and its visible part."""
     if not text.endswith(tk.TURN_END):
         return False, text
-    body = text[:-len(tk.TURN_END)]
+    body = text[: -len(tk.TURN_END)]
     if thinks:
         thought, mark, body = body.partition("\n</think>\n\n")
         if not mark or not thought.strip() or SPECIAL.search(thought):
@@ -55,7 +56,7 @@ def well_formed(text, thinks, calls=False):
 
 def cut(conversation, index):
     """The conversation up to and with message `index`."""
-    return Conversation(conversation.task, conversation.messages[:index + 1], conversation.tools)
+    return Conversation(conversation.task, conversation.messages[: index + 1], conversation.tools)
 
 
 def first_answer(conversation):
@@ -79,7 +80,9 @@ def recall_probes(rng, tok, count, distance, tasks, group):
         index = first_answer(c)
         value = re.compile(rf"\b{re.escape(c.messages[index]['_values'][0])}\b", re.I)
         thinks = made % 2 == 0 and task != "key_values"
-        probe = Probe(group, cut(c, index), thinks, lambda text, thinks, value=value: value.search(well_formed(text, thinks)[1]))
+        probe = Probe(
+            group, cut(c, index), thinks, lambda text, thinks, value=value: value.search(well_formed(text, thinks)[1])
+        )
         at = probe.prompt.index(c.messages[index]["_source"])
         back = len(tok.encode(probe.prompt[at:], add_special_tokens=False).ids)
         if distance <= back <= 1.4 * distance:
@@ -100,7 +103,9 @@ def parse_calls(body):
     start = body.find("<tool_call>")
     if start < 0:
         return None
-    one = re.compile(r"<tool_call>\n<function=(\w+)>\n((?:<parameter=\w+>\n.*?\n</parameter>\n)*)</function>\n</tool_call>\n?", re.S)
+    one = re.compile(
+        r"<tool_call>\n<function=(\w+)>\n((?:<parameter=\w+>\n.*?\n</parameter>\n)*)</function>\n</tool_call>\n?", re.S
+    )
     calls, at = [], start
     while at < len(body):
         found = one.match(body, at)
@@ -186,7 +191,7 @@ def ask(model, tok, probes, limit=160):
     stop, results, texts = {tok.token_to_id(tk.TURN_END), tok.token_to_id(tk.END)}, {}, []
     probes = sorted(probes, key=lambda p: len(p.prompt))
     for start in range(0, len(probes), BATCH):
-        group = probes[start:start + BATCH]
+        group = probes[start : start + BATCH]
         prompts = [tok.encode(p.prompt, add_special_tokens=False).ids for p in group]
         for probe, prompt, ids in zip(group, prompts, greedy(model, prompts, limit, stop)):
             text = tok.decode(ids, skip_special_tokens=False)
@@ -207,8 +212,10 @@ def drafts_accepted(model, texts):
             continue
         row = torch.tensor([prompt + ids])
         padded = F.pad(row, (0, -row.shape[1] % 64))
-        draft = F.linear(model.draft_hidden(padded, model.hidden(padded))[0, len(prompt) - 1:row.shape[1] - 2], model.embed).argmax(-1)
-        right += (draft == row[0, len(prompt) + 1:]).sum().item()
+        draft = F.linear(
+            model.draft_hidden(padded, model.hidden(padded))[0, len(prompt) - 1 : row.shape[1] - 2], model.embed
+        ).argmax(-1)
+        right += (draft == row[0, len(prompt) + 1 :]).sum().item()
         total += len(draft)
     return right, total
 
@@ -219,7 +226,9 @@ def perplexities(model, tok, rows=4):
     out = {}
     for task in ("story", "prose", "facts", "sums", *corpus.CHATS):
         ids, weights = data.batch(f"test {task}", tok, rows, 1024, tok.token_to_id(tk.END), task, task in corpus.CHATS)
-        nll = F.cross_entropy(F.linear(model.hidden(ids)[:, :-1], model.embed).flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        nll = F.cross_entropy(
+            F.linear(model.hidden(ids)[:, :-1], model.embed).flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
+        )
         counted = weights[:, 1:].flatten() >= 0.5
         out[task] = math.exp(nll[counted].mean().item())
     return out
@@ -250,7 +259,7 @@ def main():
         results, texts = measure(model, tok, args.count, args.seed)
     results["drafts accepted"] = drafts_accepted(model, texts)
     perplexity = perplexities(model, tok)
-    for prompt, _, probe, text in texts[::max(1, len(texts) // max(args.show, 1))][:args.show]:
+    for prompt, _, probe, text in texts[:: max(1, len(texts) // max(args.show, 1))][: args.show]:
         print(f"--- {probe.group}\n...{tok.decode(prompt, skip_special_tokens=False)[-200:]}|{text}")
     print(f"after {seen} tokens")
     for name, (right, asked) in sorted(results.items()):

@@ -3,6 +3,7 @@
 PyTorch makes several passes over memory for each of these, which costs a CPU as much as all matrix products together.
 `USE_C` says which form is used; the results differ in rounding only.
 """
+
 import ctypes
 import os
 import shutil
@@ -21,7 +22,10 @@ def build():
     source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "kernels.c")
     with tempfile.TemporaryDirectory() as folder:
         library = os.path.join(folder, "kernels.so")
-        subprocess.run([compiler, "-Ofast", "-march=native", "-shared", "-fPIC", source, "-o", library, "-lmvec", "-lm"], check=True)
+        subprocess.run(
+            [compiler, "-Ofast", "-march=native", "-shared", "-fPIC", source, "-o", library, "-lmvec", "-lm"],
+            check=True,
+        )
         return ctypes.CDLL(library)
 
 
@@ -31,10 +35,12 @@ USE_C = LIBRARY is not None
 
 def call(name, *args):
     """Tensors go as pointers, ints as long, floats as float."""
+
     def convert(a):
         if isinstance(a, torch.Tensor):
             return ctypes.c_void_p(a.data_ptr())
         return ctypes.c_long(a) if isinstance(a, int) else ctypes.c_float(a)
+
     getattr(LIBRARY, name)(*map(convert, args))
 
 
@@ -143,4 +149,4 @@ def conv_silu(x, w):
     """silu of the causal depthwise convolution of x [B, T, C] with taps w [4, C], the newest token's last."""
     if USE_C:
         return ConvC.apply(x, w)
-    return F.silu(sum(F.pad(x, (0, 0, lag, 0))[:, :x.shape[1]] * w[-1 - lag] for lag in range(len(w))))
+    return F.silu(sum(F.pad(x, (0, 0, lag, 0))[:, : x.shape[1]] * w[-1 - lag] for lag in range(len(w))))

@@ -4,6 +4,7 @@ Every list is plain data. `HELD_OUT_NAMES` never occur in training text; numbers
 out by a hash (`held_out_code`, `held_out_pair`), so that a recall test asks for something that cannot be remembered
 from training.
 """
+
 import zlib
 
 GIRLS = """Anna Mira Lena Clara Sofia Emma Ruby Nora Ida Alice Maya Tessa Julia Vera Wanda Iris Olive Hazel Lucy Rosa
@@ -19,8 +20,12 @@ Kiran Kenji Hiro Taro Wei Jun Ming Kofi Kwame Jamal Marcus Julian Adrian Vincent
 Silas Caleb Joshua Elias Isaac Jacob Nathan Owen Rhys Liam Connor Declan Ewan Angus""".split()
 
 # Names that only evaluation uses.
-HELD_OUT_GIRLS = "Matilda Johanna Selma Odette Rowena Camille Linnea Thora Saskia Ottilie Noor Imani Sunita Keiko".split()
-HELD_OUT_BOYS = "Leopold Magnus Tobias Fergus Anselm Ruben Casper Basil Idris Desmond Takumi Sanjay Mikkel Lorenzo".split()
+HELD_OUT_GIRLS = (
+    "Matilda Johanna Selma Odette Rowena Camille Linnea Thora Saskia Ottilie Noor Imani Sunita Keiko".split()
+)
+HELD_OUT_BOYS = (
+    "Leopold Magnus Tobias Fergus Anselm Ruben Casper Basil Idris Desmond Takumi Sanjay Mikkel Lorenzo".split()
+)
 HELD_OUT_NAMES = HELD_OUT_GIRLS + HELD_OUT_BOYS
 
 # Syllables of invented names.
@@ -35,7 +40,9 @@ SURNAME_HEADS = """Black White Green Brown Stone Wood Hill Marsh Field North Sou
 Silver Gold Iron Copper Wind Winter Summer Moor Lake Bright Swift Hart Fox Raven Good New Old""".split()
 SURNAME_TAILS = "man son wood field well ford ton ley by bridge water smith worth more land brook stone gate".split()
 
-COLOURS = "red blue green yellow white black brown purple orange pink grey silver golden turquoise violet crimson".split()
+COLOURS = (
+    "red blue green yellow white black brown purple orange pink grey silver golden turquoise violet crimson".split()
+)
 
 OBJECTS = """lamp key book clock kite drum bell basket hat scarf coat boot cup bowl plate spoon knife bottle jar box chest
 ring necklace coin map letter flute violin guitar trumpet ball doll puppet candle lantern mirror comb brush bucket ladder
@@ -87,48 +94,74 @@ secret hidden lost precious beautiful ugly plain fine tiny huge ancient""".split
 ADVERBS = """slowly|quickly|quietly|softly|carefully|happily|sadly|gently|proudly|bravely|again|together|alone|at once|once
  more|very well|for a long time|every day|all night|in the end|as fast as possible|without a word|with a smile|with great
  care|for the first time|until the evening|before breakfast|after supper|in the rain|in the dark|as always|twice""".replace(
-    "\n", "").split("|")
+    "\n", ""
+).split("|")
 
-NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen \
+NUMBERS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen \
 eighteen nineteen twenty".split()
+)
 
 # (base, past) of verbs that take a thing as object.
-TRANSITIVE = [tuple(p.split("/")) for p in """find/found|lose/lost|carry/carried|clean/cleaned|paint/painted|hide/hid|
+TRANSITIVE = [
+    tuple(p.split("/"))
+    for p in """find/found|lose/lost|carry/carried|clean/cleaned|paint/painted|hide/hid|
 open/opened|close/closed|mend/mended|break/broke|buy/bought|sell/sold|bring/brought|take/took|hold/held|see/saw|
 watch/watched|draw/drew|build/built|make/made|wash/washed|throw/threw|catch/caught|drop/dropped|lift/lifted|move/moved|
 push/pushed|pull/pulled|keep/kept|forget/forgot|remember/remembered|borrow/borrowed|choose/chose|cover/covered|
 count/counted|fix/fixed|follow/followed|give away/gave away|leave behind/left behind|look for/looked for|
 look at/looked at|pick up/picked up|put down/put down|wrap/wrapped|share/shared|show/showed|steal/stole|touch/touched|
 use/used|want/wanted|need/needed|love/loved|like/liked|describe/described|examine/examined|polish/polished|
-repair/repaired|send/sent|receive/received""".replace("\n", "").split("|")]
+repair/repaired|send/sent|receive/received""".replace("\n", "").split("|")
+]
 
 # Past forms of verbs without an object.
-INTRANSITIVE = """laughed smiled waited slept sang danced walked|ran away|sat down|stood still|went home|came back|looked
+INTRANSITIVE = (
+    """laughed smiled waited slept sang danced walked|ran away|sat down|stood still|went home|came back|looked
  around|listened|nodded|shouted|whispered|cried|worked|played|rested|fell asleep|woke up|climbed up|turned around|stayed|swam|
 jumped|hurried|wandered|dreamed|stopped|returned|began to sing|began to laugh|had to wait|said nothing|looked up|knew
  the way|told a joke|counted to ten|ate lunch|drank some tea|took a deep breath|made a plan|lit a fire|closed the
- door""".replace("laughed smiled waited slept sang danced walked", "laughed|smiled|waited|slept|sang|danced|walked").replace(
-    "\n", "").split("|")
+ door""".replace("laughed smiled waited slept sang danced walked", "laughed|smiled|waited|slept|sang|danced|walked")
+    .replace("\n", "")
+    .split("|")
+)
 
 NATURE = """sun moon wind rain snow river sea sky fog storm forest road bridge clock bell fire grass field garden house street
 door window lamp tree leaf stone cloud star boat train""".split()
 
-CAPITALS = dict(p.split(":") for p in """France:Paris|Spain:Madrid|Italy:Rome|Germany:Berlin|Austria:Vienna|Poland:Warsaw|
+CAPITALS = dict(
+    p.split(":")
+    for p in """France:Paris|Spain:Madrid|Italy:Rome|Germany:Berlin|Austria:Vienna|Poland:Warsaw|
 Portugal:Lisbon|Greece:Athens|Norway:Oslo|Sweden:Stockholm|Finland:Helsinki|Denmark:Copenhagen|Ireland:Dublin|England:London|
 Hungary:Budapest|Egypt:Cairo|Japan:Tokyo|China:Beijing|India:New Delhi|Kenya:Nairobi|Peru:Lima|Cuba:Havana|Canada:Ottawa|
 Russia:Moscow|Turkey:Ankara|Chile:Santiago|Iceland:Reykjavik|Belgium:Brussels|the Netherlands:Amsterdam|Australia:Canberra
-""".replace("\n", "").split("|"))
+""".replace("\n", "").split("|")
+)
 
-OPPOSITES = [p.split("/") for p in """hot/cold big/small tall/short fast/slow old/young light/dark day/night good/bad
+OPPOSITES = [
+    p.split("/")
+    for p in """hot/cold big/small tall/short fast/slow old/young light/dark day/night good/bad
 happy/sad open/closed full/empty hard/soft wet/dry high/low rich/poor early/late near/far loud/quiet up/down left/right
-strong/weak clean/dirty heavy/light thick/thin true/false""".split()]
-SOUNDS = [p.split("/") for p in """dog/barks cat/meows cow/moos sheep/bleats lion/roars duck/quacks horse/neighs owl/hoots
-bee/buzzes frog/croaks wolf/howls snake/hisses hen/clucks pig/grunts""".split()]
-HABITATS = dict(p.split(":") for p in """fish:in the water|bear:in the forest|bee:in a hive|bird:in a nest|camel:in the
+strong/weak clean/dirty heavy/light thick/thin true/false""".split()
+]
+SOUNDS = [
+    p.split("/")
+    for p in """dog/barks cat/meows cow/moos sheep/bleats lion/roars duck/quacks horse/neighs owl/hoots
+bee/buzzes frog/croaks wolf/howls snake/hisses hen/clucks pig/grunts""".split()
+]
+HABITATS = dict(
+    p.split(":")
+    for p in """fish:in the water|bear:in the forest|bee:in a hive|bird:in a nest|camel:in the
  desert|penguin:in the cold south|cow:on a farm|spider:in a web|fox:in a den|whale:in the sea|monkey:in the
- jungle|worm:in the ground""".replace("\n", "").split("|"))
-COLOUR_OF = dict(p.split(":") for p in """grass:green|the sky:blue|snow:white|coal:black|a banana:yellow|a ripe
- tomato:red|an orange:orange|chocolate:brown|milk:white|the sun:yellow|a frog:green|the sea:blue""".replace("\n", "").split("|"))
+ jungle|worm:in the ground""".replace("\n", "").split("|")
+)
+COLOUR_OF = dict(
+    p.split(":")
+    for p in """grass:green|the sky:blue|snow:white|coal:black|a banana:yellow|a ripe
+ tomato:red|an orange:orange|chocolate:brown|milk:white|the sun:yellow|a frog:green|the sea:blue""".replace(
+        "\n", ""
+    ).split("|")
+)
 
 
 def held_out_code(digits):

@@ -3,6 +3,7 @@
 The arithmetic is that of transformers' `Qwen3_5ForCausalLM` (`verify.py` compares the logits); what differs is the
 layout: projections that read the same input are one matrix, and everything is float32. Shapes: B rows of T tokens.
 """
+
 import math
 from dataclasses import asdict, dataclass
 
@@ -98,7 +99,8 @@ class Attention(nn.Module):
         c = self.c
         b, t, _ = x.shape
         q, k, v = F.linear(x, self.qkv).split(
-            (2 * c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim), -1)
+            (2 * c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim), -1
+        )
         q, gate = q.view(b, t, c.heads, 2, c.head_dim).unbind(3)
         q = rotate(self.q_norm(q).transpose(1, 2), tables)
         k = rotate(self.k_norm(k.view(b, t, c.kv_heads, c.head_dim)).transpose(1, 2), tables)
@@ -137,11 +139,11 @@ def delta_rule(q, k, v, g, beta):
     left = g[..., -1].exp()[..., None, None]
     state, out = q.new_zeros(b, h, dk, v.shape[-1]), []
     # unbind, not indexing: the gradient of n slices would be n tensors of full size.
-    for new_v, k_seen, q_seen, inner, k_left, left in zip(*(
-            x.unbind(2) for x in (new_v, k_seen, q_seen, inner, k_left, left))):
-        fresh = new_v - k_seen @ state
-        out.append(q_seen @ state + inner @ fresh)
-        state = state * left + k_left @ fresh
+    chunks = zip(*(x.unbind(2) for x in (new_v, k_seen, q_seen, inner, k_left, left)))
+    for new_v_i, k_seen_i, q_seen_i, inner_i, k_left_i, left_i in chunks:
+        fresh = new_v_i - k_seen_i @ state
+        out.append(q_seen_i @ state + inner_i @ fresh)
+        state = state * left_i + k_left_i @ fresh
     return torch.stack(out, 2).reshape(b, h, t, -1), state
 
 
@@ -178,10 +180,14 @@ class DeltaNet(nn.Module):
         c = self.c
         b, t, _ = mixed.shape
         q, k, v = mixed.split((c.key_heads * c.key_dim, c.key_heads * c.key_dim, c.value_heads * c.value_dim), -1)
-        q = normalise(q.view(b, t, c.key_heads, c.key_dim)).transpose(1, 2) * c.key_dim ** -0.5
+        q = normalise(q.view(b, t, c.key_heads, c.key_dim)).transpose(1, 2) * c.key_dim**-0.5
         k = normalise(k.view(b, t, c.key_heads, c.key_dim)).transpose(1, 2)
         groups = c.value_heads // c.key_heads
-        return q.repeat_interleave(groups, 1), k.repeat_interleave(groups, 1), v.view(b, t, c.value_heads, c.value_dim).transpose(1, 2)
+        return (
+            q.repeat_interleave(groups, 1),
+            k.repeat_interleave(groups, 1),
+            v.view(b, t, c.value_heads, c.value_dim).transpose(1, 2),
+        )
 
     def finish(self, o, z):
         """Gated norm of o [B, Hv, T, dv], and the output projection."""

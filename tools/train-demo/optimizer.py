@@ -3,6 +3,7 @@
 Muon (Jordan et al. 2024) steps along the orthogonalised momentum of each matrix. Fused projections are cut into the
 matrices that they consist of. Work is dealt out over ranks by item, so a step costs each process its share.
 """
+
 import torch
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -23,7 +24,11 @@ def matrix_blocks(model):
     c = model.config
     keys, values = c.key_heads * c.key_dim, c.value_heads * c.value_dim
     queries, kv = 2 * c.heads * c.head_dim, c.kv_heads * c.head_dim
-    rows = {"mixer.qkvz": (keys, keys, values, values), "mixer.qkv": (queries, kv, kv), "gate_up": (c.intermediate, c.intermediate)}
+    rows = {
+        "mixer.qkvz": (keys, keys, values, values),
+        "mixer.qkv": (queries, kv, kv),
+        "gate_up": (c.intermediate, c.intermediate),
+    }
     whole = ("mixer.out", "down", "fc")
     out = {}
     for name, p in model.named_parameters():
@@ -56,10 +61,10 @@ class Optimizer:
     def step(self, grad, count, muon_rate, adam_rate, decay):
         """One step with the flat gradient; `count` starts at 1."""
         for (rows, columns), spans in self.matrices.items():
-            mine = spans[self.rank::self.world]
+            mine = spans[self.rank :: self.world]
             if mine:
                 self.muon(grad, mine, rows, columns, muon_rate, decay)
-        for start, end, factor in self.ranges[self.rank::self.world]:
+        for start, end, factor in self.ranges[self.rank :: self.world]:
             self.adam(grad[start:end], slice(start, end), count, adam_rate * factor)
 
     def muon(self, grad, spans, rows, columns, rate, decay):

@@ -3,13 +3,26 @@
 Slots: {thing}, {place}, {animal}, {job}, {kin}, {food}, {colour}, {mood}, {adj}, {nature}, {day}, {season}, {n}; each is filled anew
 wherever it stands.
 """
+
 import re
 
 import lexicon as lex
 
-SLOTS = {"thing": lex.OBJECTS, "place": lex.PLACES, "animal": lex.ANIMALS, "job": lex.JOBS, "kin": lex.KIN, "food": lex.FOODS,
-         "colour": lex.COLOURS, "mood": lex.MOODS, "adj": lex.ADJECTIVES, "nature": lex.NATURE, "day": lex.DAYS, "season": lex.SEASONS,
-         "n": lex.NUMBERS[2:]}
+SLOTS = {
+    "thing": lex.OBJECTS,
+    "place": lex.PLACES,
+    "animal": lex.ANIMALS,
+    "job": lex.JOBS,
+    "kin": lex.KIN,
+    "food": lex.FOODS,
+    "colour": lex.COLOURS,
+    "mood": lex.MOODS,
+    "adj": lex.ADJECTIVES,
+    "nature": lex.NATURE,
+    "day": lex.DAYS,
+    "season": lex.SEASONS,
+    "n": lex.NUMBERS[2:],
+}
 
 SENTENCES = """
 When the {nature} was gone, nobody knew what to do.

@@ -3,13 +3,19 @@
 Every maker takes (rng, room, held_out): `room` is how many characters the prompt may take, `held_out` asks for names,
 codes and combinations that training never sees. Makers return a `Conversation`.
 """
+
 import lexicon as lex
 from chat import VALUE_WEIGHT, Conversation, assistant, one_in, system, user
 from stories import Cast, fact, filler, paragraphs, secret, some, story, upper_first
 
 SHORT = ("Answer with one word or a few.", "Answer as shortly as you can.", "Give only the answer.")
-SYSTEMS = ("You are a helpful assistant.", "You are a small model that runs everywhere.", "Answer in one sentence.",
-           "You help a reader to remember.", "Be kind and brief.")
+SYSTEMS = (
+    "You are a helpful assistant.",
+    "You are a small model that runs everywhere.",
+    "Answer in one sentence.",
+    "You help a reader to remember.",
+    "Be kind and brief.",
+)
 THINK_SHARE = 0.35
 
 
@@ -26,7 +32,7 @@ def preface(rng):
 def code(rng, digits, held_out):
     """A number as text, on the right side of the split; numbers of fewer than four digits are on both sides."""
     while True:
-        text = str(rng.randrange(10 ** (digits - 1), 10 ** digits))
+        text = str(rng.randrange(10 ** (digits - 1), 10**digits))
         if digits < 4 or lex.held_out_code(text) == held_out:
             return text
 
@@ -80,8 +86,12 @@ def story_recall(rng, room, held_out=False):
 def recall_answer(rng, f, short, last):
     reasoning = ""
     if last and rng.random() < THINK_SHARE:
-        reasoning = some(rng, f"The text says: {f.sentence}", f"I remember this: {f.sentence}",
-                         f"The text says: {f.sentence} So the answer is {f.value}.")
+        reasoning = some(
+            rng,
+            f"The text says: {f.sentence}",
+            f"I remember this: {f.sentence}",
+            f"The text says: {f.sentence} So the answer is {f.value}.",
+        )
     text = upper_first(f.value) + "." if short else f.answer
     return assistant(text, reasoning, _values=[f.value, upper_first(f.value)], _source=f.sentence)
 
@@ -93,11 +103,22 @@ def unknown(rng, room, held_out=False):
     body = next(m for m in conversation.messages if m["role"] == "user")
     if stranger.split()[0] in body["content"]:
         return conversation
-    question = some(rng, f"Where did {stranger} live?", f"What was {stranger}'s job?", f"What did {stranger} like best?",
-                    f"How many books did {stranger} have?")
+    question = some(
+        rng,
+        f"Where did {stranger} live?",
+        f"What was {stranger}'s job?",
+        f"What did {stranger} like best?",
+        f"How many books did {stranger} have?",
+    )
     text = f"The text does not say anything about {stranger}."
-    messages = [*conversation.messages[:-1], clean_thinking(conversation.messages[-1]), user(question),
-                assistant(text, f"I find no {stranger} in the text." if rng.random() < THINK_SHARE else "", _values=["does not say"])]
+    messages = [
+        *conversation.messages[:-1],
+        clean_thinking(conversation.messages[-1]),
+        user(question),
+        assistant(
+            text, f"I find no {stranger} in the text." if rng.random() < THINK_SHARE else "", _values=["does not say"]
+        ),
+    ]
     return Conversation("unknown", messages, expect=["does not say"])
 
 
@@ -133,31 +154,56 @@ def key_values(rng, room, held_out=False):
         if i:
             messages.append(user(ask.format(key)))
         last = i + 1 == len(asked)
-        messages.append(assistant(pairs[key], f"The list says {key}: {pairs[key]}" if last and rng.random() < 0.25 else "",
-                                  _weight=VALUE_WEIGHT, _values=[pairs[key]], _source=f"{key}: {pairs[key]}\n"))
+        messages.append(
+            assistant(
+                pairs[key],
+                f"The list says {key}: {pairs[key]}" if last and rng.random() < 0.25 else "",
+                _weight=VALUE_WEIGHT,
+                _values=[pairs[key]],
+                _source=f"{key}: {pairs[key]}\n",
+            )
+        )
     return Conversation("key_values", messages, expect=[pairs[asked[-1]]])
 
 
 def passkey(rng, room, held_out=False):
     """One to three keys in a long text, asked for at its end."""
     sentences = fill(rng, max(room - 150, 80))
-    labels = rng.sample(("pass key", "door code", "number of the safe", "ticket number", "secret number"), rng.randrange(1, 4))
+    labels = rng.sample(
+        ("pass key", "door code", "number of the safe", "ticket number", "secret number"), rng.randrange(1, 4)
+    )
     keys = {}
     for label in labels:
         keys[label] = code(rng, rng.choice((4, 5, 5, 6)), held_out)
         at = 0 if rng.random() < 0.3 else rng.randrange(len(sentences) + 1)
-        sentences.insert(at, some(rng, f"The {label} is {keys[label]}. Remember it.", f"Remember that the {label} is {keys[label]}.",
-                                  f"The {label} is {keys[label]}."))
+        sentences.insert(
+            at,
+            some(
+                rng,
+                f"The {label} is {keys[label]}. Remember it.",
+                f"Remember that the {label} is {keys[label]}.",
+                f"The {label} is {keys[label]}.",
+            ),
+        )
     head, short = preface(rng)
     rng.shuffle(labels)
-    intro = some(rng, "There is an important number in this text.", "Read this text.", "Find the number and remember it.")
+    intro = some(
+        rng, "There is an important number in this text.", "Read this text.", "Find the number and remember it."
+    )
     ask = rng.choice(("What is the {}?", "Tell me the {}.", "Do you remember the {}?"))
     text = paragraphs(rng, sentences)
-    messages = [*head, user(f"{intro}\n\n{text}\n\n{ask.format(labels[0])}", _weight=text_weight(text), _values=list(keys.values()))]
+    messages = [
+        *head,
+        user(f"{intro}\n\n{text}\n\n{ask.format(labels[0])}", _weight=text_weight(text), _values=list(keys.values())),
+    ]
     for i, label in enumerate(labels):
         if i:
             messages.append(user(ask.format(label)))
-        reasoning = f"The text says that the {label} is {keys[label]}." if i + 1 == len(labels) and rng.random() < THINK_SHARE else ""
+        reasoning = (
+            f"The text says that the {label} is {keys[label]}."
+            if i + 1 == len(labels) and rng.random() < THINK_SHARE
+            else ""
+        )
         text = keys[label] if short else f"The {label} is {keys[label]}."
         messages.append(assistant(text, reasoning, _values=[keys[label]], _source=keys[label]))
     return Conversation("passkey", messages, expect=[keys[labels[-1]]])
@@ -165,21 +211,42 @@ def passkey(rng, room, held_out=False):
 
 def copying(rng, room, held_out=False):
     """Say it again: words, numbers, a sentence; forwards, or one item of a list by its place."""
-    items = [rng.choice((lambda: secret(rng), lambda: code(rng, rng.randrange(2, 6), held_out), lambda: rng.choice(lex.OBJECTS),
-                         lambda: Cast(rng, held_out).person()[0]))() for _ in range(rng.randrange(2, 8))]
+    items = [
+        rng.choice(
+            (
+                lambda: secret(rng),
+                lambda: code(rng, rng.randrange(2, 6), held_out),
+                lambda: rng.choice(lex.OBJECTS),
+                lambda: Cast(rng, held_out).person()[0],
+            )
+        )()
+        for _ in range(rng.randrange(2, 8))
+    ]
     if rng.random() < 0.35:
         items = [filler(rng)]
     joined = items[0] if len(items) == 1 else ", ".join(items)
-    ask = some(rng, f"Repeat: {joined}", f"Say this again: {joined}", f"Repeat after me. {joined}", f"Write this once more: {joined}")
+    ask = some(
+        rng,
+        f"Repeat: {joined}",
+        f"Say this again: {joined}",
+        f"Repeat after me. {joined}",
+        f"Write this once more: {joined}",
+    )
     think = rng.random() < THINK_SHARE
     messages = [user(ask, _weight=0.0), assistant(joined, "I only have to repeat this." if think else "", _weight=2.0)]
     expect = [joined]
     if len(items) > 2:
         place = rng.randrange(len(items))
-        which = "last" if place + 1 == len(items) else ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")[place]
+        which = (
+            "last"
+            if place + 1 == len(items)
+            else ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")[place]
+        )
         expect = [items[place]]
-        messages += [user(f"What came {which}?"), assistant(items[place] + ".", f"The user gave me: {joined}" if think else "",
-                                                            _values=[items[place]])]
+        messages += [
+            user(f"What came {which}?"),
+            assistant(items[place] + ".", f"The user gave me: {joined}" if think else "", _values=[items[place]]),
+        ]
     return Conversation("copying", messages, expect=expect)
 
 
@@ -204,7 +271,9 @@ def problem(rng, held_out):
         else:
             a, b = rng.randrange(1, 11), rng.randrange(1, 11)
             sign, result, steps = "*", a * b, f"{a} times {b} is {a * b}."
-        if (lex.held_out_pair(str(a), sign, str(b)) and max(a, b) > 9) == held_out or (held_out and max(a, b) <= 9 and rng.random() < 0.05):
+        if (lex.held_out_pair(str(a), sign, str(b)) and max(a, b) > 9) == held_out or (
+            held_out and max(a, b) <= 9 and rng.random() < 0.05
+        ):
             return f"{a} {sign} {b}", steps, str(result), (a, sign, b)
 
 
@@ -222,11 +291,16 @@ def arithmetic(rng, room, held_out=False):
             question = f"{name} has {a} {things} and {move}. How many {things} does {name} have now?"
             answer = f"{name} has {result} {things} now."
         else:
-            question = rng.choice(("What is {}?", "{} = ?", "Calculate {}.", "How much is {}?", "{}")).format(expression)
+            question = rng.choice(("What is {}?", "{} = ?", "Calculate {}.", "How much is {}?", "{}")).format(
+                expression
+            )
             answer = some(rng, f"{expression} = {result}", f"{expression} = {result}.", f"The answer is {result}.")
         thinks = i + 1 == count and rng.random() < 0.6
         reasoning = some(rng, f"{expression}: {steps}", steps) if thinks else ""
-        messages += [user(question), assistant(result if short else answer, reasoning, _weight=1.5, _values=[" " + result, result])]
+        messages += [
+            user(question),
+            assistant(result if short else answer, reasoning, _weight=1.5, _values=[" " + result, result]),
+        ]
         results.append(result)
     return Conversation("arithmetic", messages, expect=[results[-1]])
 

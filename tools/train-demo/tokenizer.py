@@ -3,6 +3,7 @@
 3072 ids: 256 bytes, merges, and the 33 added tokens of Qwen 3.5 at the end. `python tokenizer.py OUT` writes
 tokenizer.json, tokenizer_config.json and chat_template.jinja there; the same seed gives the same bytes.
 """
+
 import argparse
 import json
 import os
@@ -20,18 +21,36 @@ PATTERN = (
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # (text, special) in Qwen 3.5's order; the last two groups are not hidden by "skip special tokens".
-ADDED = [(f"<|{name}|>", True) for name in (
-    "endoftext im_start im_end object_ref_start object_ref_end box_start box_end quad_start quad_end vision_start vision_end "
-    "vision_pad image_pad video_pad").split()]
-ADDED += [(text, False) for text in (
-    "<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|> "
-    "<tool_response> </tool_response> <think> </think>").split()]
-ADDED += [(text, True) for text in (
-    "<|audio_start|> <|audio_end|> <tts_pad> <tts_text_bos> <tts_text_eod> <tts_text_bos_single> <|audio_pad|>").split()]
+ADDED = [
+    (f"<|{name}|>", True)
+    for name in (
+        "endoftext im_start im_end object_ref_start object_ref_end box_start box_end quad_start quad_end vision_start vision_end "
+        "vision_pad image_pad video_pad"
+    ).split()
+]
+ADDED += [
+    (text, False)
+    for text in (
+        "<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|> "
+        "<tool_response> </tool_response> <think> </think>"
+    ).split()
+]
+ADDED += [
+    (text, True)
+    for text in (
+        "<|audio_start|> <|audio_end|> <tts_pad> <tts_text_bos> <tts_text_eod> <tts_text_bos_single> <|audio_pad|>"
+    ).split()
+]
 END, TURN_END = "<|endoftext|>", "<|im_end|>"
 
 # Letters of other writing systems that a user may type; they get merges of their own only here.
-ELSEWHERE = ["café naïve über für schön groß señor año garçon où déjà façade", "Привет мир", "日本語 東京", "नमस्ते", "→ € £ … — “quoted” ’"] * 3
+ELSEWHERE = [
+    "café naïve über für schön groß señor año garçon où déjà façade",
+    "Привет мир",
+    "日本語 東京",
+    "नमस्ते",
+    "→ € £ … — “quoted” ’",
+] * 3
 
 
 def texts(seed, count):
@@ -51,14 +70,21 @@ def texts(seed, count):
 def build(seed=0, count=12000):
     tok = Tokenizer(BPE(unk_token=None, fuse_unk=False, byte_fallback=False))
     tok.normalizer = normalizers.NFC()
-    tok.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PATTERN), behavior="isolated", invert=False),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    tok.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PATTERN), behavior="isolated", invert=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tok.decoder = decoders.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
     tok.post_processor = processors.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
-    trainer = trainers.BpeTrainer(vocab_size=VOCAB - len(ADDED), min_frequency=2, show_progress=False, special_tokens=[],
-                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB - len(ADDED),
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=[],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
     tok.train_from_iterator(texts(seed, count), trainer=trainer)
     for text, special in ADDED:
         token = AddedToken(text, special=special, normalized=False, lstrip=False, rstrip=False, single_word=False)
@@ -93,7 +119,10 @@ def save(tok, folder):
     with open(os.path.join(folder, "tokenizer_config.json"), "w") as f:
         json.dump(config(tok), f, indent=2, ensure_ascii=False)
     here = os.path.dirname(os.path.abspath(__file__))
-    with open(os.path.join(here, "chat_template.jinja")) as source, open(os.path.join(folder, "chat_template.jinja"), "w") as out:
+    with (
+        open(os.path.join(here, "chat_template.jinja")) as source,
+        open(os.path.join(folder, "chat_template.jinja"), "w") as out,
+    ):
         out.write(source.read())
 
 
@@ -123,7 +152,9 @@ def main():
     rng = random.Random(args.seed + 1)
     sample = [corpus.document(rng, 2500) for _ in range(300)]
     ids = [encode(tok, d)[0] for d in sample]
-    print(f"{tok.get_vocab_size()} ids, {sum(len(d.text) for d in sample) / sum(map(len, ids)):.2f} characters per token")
+    print(
+        f"{tok.get_vocab_size()} ids, {sum(len(d.text) for d in sample) / sum(map(len, ids)):.2f} characters per token"
+    )
 
 
 if __name__ == "__main__":

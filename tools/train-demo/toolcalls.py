@@ -3,6 +3,7 @@
 `TOOLS` is the set of schemas that the model sees in training, with arguments of every JSON type: string, number,
 integer, boolean, array, object and arrays of objects. Each entry has a maker of (request, arguments, response, answer).
 """
+
 import json
 
 import lexicon as lex
@@ -26,8 +27,14 @@ def record(**properties):
 
 def declare(name, description, required, **properties):
     """A tool as the `tools` parameter of a chat request has it."""
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": {
-        "type": "object", "properties": properties, "required": required}}}
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {"type": "object", "properties": properties, "required": required},
+        },
+    }
 
 
 TOOLS = {}
@@ -35,9 +42,11 @@ TOOLS = {}
 
 def tool(description, required, **properties):
     """Registers the decorated maker under its own name, with its declaration."""
+
     def register(maker):
         TOOLS[maker.__name__] = (declare(maker.__name__, description, required, **properties), maker)
         return maker
+
     return register
 
 
@@ -58,9 +67,18 @@ class Words:
 
     def note(self):
         rng = self.rng
-        return rng.choice((f"buy {rng.choice(lex.FOODS)}", f"call {rng.choice(lex.GIRLS + lex.BOYS)}", f"{rng.choice(lex.OBJECTS)} is broken",
-                           f"bring the {rng.choice(lex.OBJECTS)}", f"mend the {rng.choice(lex.OBJECTS)}", f"meet at the {rng.choice(lex.PLACES)}",
-                           f"clean the {rng.choice(lex.PLACES)}", f"the {rng.choice(lex.NATURE)} is {rng.choice(lex.ADJECTIVES)}"))
+        return rng.choice(
+            (
+                f"buy {rng.choice(lex.FOODS)}",
+                f"call {rng.choice(lex.GIRLS + lex.BOYS)}",
+                f"{rng.choice(lex.OBJECTS)} is broken",
+                f"bring the {rng.choice(lex.OBJECTS)}",
+                f"mend the {rng.choice(lex.OBJECTS)}",
+                f"meet at the {rng.choice(lex.PLACES)}",
+                f"clean the {rng.choice(lex.PLACES)}",
+                f"the {rng.choice(lex.NATURE)} is {rng.choice(lex.ADJECTIVES)}",
+            )
+        )
 
     def listed(self, items):
         return str(items[0]) if len(items) == 1 else ", ".join(map(str, items[:-1])) + " and " + str(items[-1])
@@ -70,7 +88,14 @@ class Words:
 def get_weather(rng, w):
     city = w.place()
     arguments = {"city": city}
-    ask = rng.choice(("What is the weather in {}?", "How is the weather in {} today?", "Is it raining in {}?", "Weather in {}, please.")).format(city)
+    ask = rng.choice(
+        (
+            "What is the weather in {}?",
+            "How is the weather in {} today?",
+            "Is it raining in {}?",
+            "Weather in {}, please.",
+        )
+    ).format(city)
     if rng.random() < 0.4:
         arguments["unit"] = rng.choice(("celsius", "fahrenheit"))
         ask += f" In {arguments['unit']}, please."
@@ -80,25 +105,38 @@ def get_weather(rng, w):
 
 @tool("Add numbers.", ["numbers"], numbers=array(NUMBER))
 def add_numbers(rng, w):
-    numbers = [rng.randrange(1, 200) if rng.random() < 0.7 else round(rng.random() * 20, 1) for _ in range(rng.randrange(2, 6))]
+    numbers = [
+        rng.randrange(1, 200) if rng.random() < 0.7 else round(rng.random() * 20, 1) for _ in range(rng.randrange(2, 6))
+    ]
     total = round(sum(numbers), 1)
-    return rng.choice(("Add {}.", "What is the sum of {}?", "Please add {} for me.")).format(w.listed(numbers)), {"numbers": numbers}, {
-        "sum": total}, f"The sum is {total}."
+    return (
+        rng.choice(("Add {}.", "What is the sum of {}?", "Please add {} for me.")).format(w.listed(numbers)),
+        {"numbers": numbers},
+        {"sum": total},
+        f"The sum is {total}.",
+    )
 
 
 @tool("Calculate an expression.", ["expression"], expression=STRING)
 def calculate(rng, w):
     a, b, sign = rng.randrange(100, 3000), rng.randrange(2, 900), rng.choice("+-*")
     result = {"+": a + b, "-": a - b, "*": a * b}[sign]
-    return rng.choice(("Calculate {}.", "How much is {}?", "Use the calculator: {}")).format(f"{a} {sign} {b}"), {
-        "expression": f"{a} {sign} {b}"}, {"result": result}, f"{a} {sign} {b} = {result}"
+    return (
+        rng.choice(("Calculate {}.", "How much is {}?", "Use the calculator: {}")).format(f"{a} {sign} {b}"),
+        {"expression": f"{a} {sign} {b}"},
+        {"result": result},
+        f"{a} {sign} {b} = {result}",
+    )
 
 
 @tool("Set an alarm.", ["time"], time=STRING, repeat=BOOLEAN)
 def set_alarm(rng, w):
     time, repeat = w.time(), rng.random() < 0.5
-    ask = f"Wake me at {time}{' every day' if repeat else ', only once'}." if rng.random() < 0.5 else (
-        f"Set an alarm for {time}{', repeating' if repeat else ', not repeating'}.")
+    ask = (
+        f"Wake me at {time}{' every day' if repeat else ', only once'}."
+        if rng.random() < 0.5
+        else (f"Set an alarm for {time}{', repeating' if repeat else ', not repeating'}.")
+    )
     return ask, {"time": time, "repeat": repeat}, {"ok": True}, f"The alarm is set for {time}."
 
 
@@ -106,7 +144,9 @@ def set_alarm(rng, w):
 def set_timer(rng, w):
     minutes, arguments = rng.randrange(1, 91), {}
     arguments["minutes"] = minutes
-    ask = rng.choice(("Set a timer for {} minutes", "Start a timer of {} minutes", "Tell me when {} minutes are over")).format(minutes)
+    ask = rng.choice(
+        ("Set a timer for {} minutes", "Start a timer of {} minutes", "Tell me when {} minutes are over")
+    ).format(minutes)
     if rng.random() < 0.5:
         arguments["label"] = rng.choice(lex.FOODS)
         ask += f" for the {arguments['label']}"
@@ -117,27 +157,44 @@ def set_timer(rng, w):
 def send_message(rng, w):
     to, text, urgent = w.name(), w.note(), rng.random() < 0.4
     arguments = {"to": to, "text": text}
-    ask = rng.choice(("Tell {to}: {text}", "Send a message to {to}: {text}", "Write to {to} that says: {text}")).format(to=to, text=text)
+    ask = rng.choice(("Tell {to}: {text}", "Send a message to {to}: {text}", "Write to {to} that says: {text}")).format(
+        to=to, text=text
+    )
     if urgent:
         arguments["urgent"] = True
         ask += ". It is urgent"
     return ask + ".", arguments, {"sent": True}, f"I sent the message to {to}."
 
 
-@tool("Send an email to several people.", ["recipients", "subject"], recipients=array(STRING), subject=STRING, body=STRING)
+@tool(
+    "Send an email to several people.", ["recipients", "subject"], recipients=array(STRING), subject=STRING, body=STRING
+)
 def send_email(rng, w):
     people, subject = [w.name() for _ in range(rng.randrange(1, 4))], w.note()
     arguments = {"recipients": people, "subject": subject}
-    ask = rng.choice(("Send an email to {} with the subject {}", "Email {} about this: {}", "Mail to {}, subject {}")).format(w.listed(people), subject)
+    ask = rng.choice(
+        ("Send an email to {} with the subject {}", "Email {} about this: {}", "Mail to {}, subject {}")
+    ).format(w.listed(people), subject)
     if rng.random() < 0.3:
         arguments["body"] = upper_first(w.note()) + "."
         ask += f" and the text: {arguments['body'][:-1]}"
     return ask + ".", arguments, {"sent": len(people)}, f"The email went to {w.listed(people)}."
 
 
-@tool("Create an event in the calendar.", ["title", "day"], title=STRING, day=STRING, start=STRING, guests=array(STRING), all_day=BOOLEAN)
+@tool(
+    "Create an event in the calendar.",
+    ["title", "day"],
+    title=STRING,
+    day=STRING,
+    start=STRING,
+    guests=array(STRING),
+    all_day=BOOLEAN,
+)
 def create_event(rng, w):
-    title, day = rng.choice(("lunch", "dinner", "a meeting", "a walk", "chess", "music", "a party")), rng.choice(lex.DAYS)
+    title, day = (
+        rng.choice(("lunch", "dinner", "a meeting", "a walk", "chess", "music", "a party")),
+        rng.choice(lex.DAYS),
+    )
     arguments = {"title": title, "day": day}
     ask = f"Plan {title} on {day}"
     if rng.random() < 0.6:
@@ -171,7 +228,12 @@ def search_files(rng, w):
 def read_file(rng, w):
     path = f"{rng.choice(('docs', 'notes', 'src', 'data'))}/{secret(rng)}.{rng.choice(('txt', 'md', 'csv'))}"
     text = upper_first(w.note()) + "."
-    return rng.choice(("Open {}.", "What is in {}?", "Read {} to me.")).format(path), {"path": path}, {"text": text}, f"The file says: {text}"
+    return (
+        rng.choice(("Open {}.", "What is in {}?", "Read {} to me.")).format(path),
+        {"path": path},
+        {"text": text},
+        f"The file says: {text}",
+    )
 
 
 @tool("Move files to a folder.", ["paths", "folder"], paths=array(STRING), folder=STRING, overwrite=BOOLEAN)
@@ -190,7 +252,11 @@ def move_files(rng, w):
 def set_light(rng, w):
     room, on = rng.choice(("kitchen", "bedroom", "hall", "garden", "cellar", "library", "office")), rng.random() < 0.5
     arguments = {"room": room, "on": on}
-    ask = f"Turn {'on' if on else 'off'} the light in the {room}" if rng.random() < 0.5 else f"Switch the {room} light {'on' if on else 'off'}"
+    ask = (
+        f"Turn {'on' if on else 'off'} the light in the {room}"
+        if rng.random() < 0.5
+        else f"Switch the {room} light {'on' if on else 'off'}"
+    )
     if on and rng.random() < 0.5:
         arguments["brightness"] = rng.randrange(5, 101)
         ask += f" at {arguments['brightness']} percent"
@@ -200,8 +266,14 @@ def set_light(rng, w):
 @tool("Set the temperature of a room.", ["room", "degrees"], room=STRING, degrees=NUMBER)
 def set_heating(rng, w):
     room, degrees = rng.choice(("kitchen", "bedroom", "hall", "office", "library")), rng.randrange(30, 50) / 2
-    return rng.choice(("Make the {} {} degrees warm.", "Set the heating in the {} to {}.", "Heat the {} to {} degrees.")).format(room, degrees), {
-        "room": room, "degrees": degrees}, {"ok": True}, f"The {room} will have {degrees} degrees."
+    return (
+        rng.choice(
+            ("Make the {} {} degrees warm.", "Set the heating in the {} to {}.", "Heat the {} to {} degrees.")
+        ).format(room, degrees),
+        {"room": room, "degrees": degrees},
+        {"ok": True},
+        f"The {room} will have {degrees} degrees.",
+    )
 
 
 @tool("Order food.", ["items"], items=array(record(name=STRING, count=INTEGER)), delivery=BOOLEAN)
@@ -219,16 +291,30 @@ def order_food(rng, w):
 def add_contact(rng, w):
     name, phone = w.name(), "".join(str(rng.randrange(10)) for _ in range(6))
     contact = {"name": name, "phone": phone}
-    ask = rng.choice(("Save {} with the number {}", "Add {} to my contacts, phone {}", "New contact: {}, {}")).format(name, phone)
+    ask = rng.choice(("Save {} with the number {}", "Add {} to my contacts, phone {}", "New contact: {}, {}")).format(
+        name, phone
+    )
     if rng.random() < 0.5:
         contact["tags"] = rng.sample(("work", "family", "school", "sport", "music"), rng.randrange(1, 3))
         ask += f", tags {w.listed(contact['tags'])}"
     return ask + ".", {"contact": contact}, {"ok": True}, f"I saved {name}."
 
 
-@tool("Book a room.", ["room", "guest", "nights"], room=STRING, guest=record(name=STRING, age=INTEGER), nights=INTEGER, breakfast=BOOLEAN)
+@tool(
+    "Book a room.",
+    ["room", "guest", "nights"],
+    room=STRING,
+    guest=record(name=STRING, age=INTEGER),
+    nights=INTEGER,
+    breakfast=BOOLEAN,
+)
 def book_room(rng, w):
-    name, age, nights, room = w.name(), rng.randrange(18, 90), rng.randrange(1, 15), rng.choice(("single", "double", "family"))
+    name, age, nights, room = (
+        w.name(),
+        rng.randrange(18, 90),
+        rng.randrange(1, 15),
+        rng.choice(("single", "double", "family")),
+    )
     arguments = {"room": room, "guest": {"name": name, "age": age}, "nights": nights}
     ask = f"Book a {room} room for {name}, who is {age}, for {nights} nights"
     if rng.random() < 0.6:
@@ -240,8 +326,12 @@ def book_room(rng, w):
 @tool("Translate a text.", ["text", "language"], text=STRING, language=STRING)
 def translate(rng, w):
     text, language = w.note(), rng.choice(("French", "German", "Spanish", "Italian", "Polish", "Greek", "Swedish"))
-    return rng.choice(("Translate this into {1}: {0}", "How do you say in {1}: {0}")).format(text, language), {"text": text, "language": language}, {
-        "ok": True}, f"I translated it into {language}."
+    return (
+        rng.choice(("Translate this into {1}: {0}", "How do you say in {1}: {0}")).format(text, language),
+        {"text": text, "language": language},
+        {"ok": True},
+        f"I translated it into {language}.",
+    )
 
 
 @tool("Get the price of a thing.", ["item"], item=STRING, currency=choice("euro", "dollar", "pound"))
@@ -269,8 +359,12 @@ def draw_points(rng, w):
 @tool("Get the time in a city.", ["city"], city=STRING)
 def get_time(rng, w):
     city, time = w.place(), w.time()
-    return rng.choice(("What time is it in {}?", "Tell me the time in {}.", "How late is it in {}?")).format(city), {"city": city}, {
-        "time": time}, f"In {city} it is {time}."
+    return (
+        rng.choice(("What time is it in {}?", "Tell me the time in {}.", "How late is it in {}?")).format(city),
+        {"city": city},
+        {"time": time},
+        f"In {city} it is {time}.",
+    )
 
 
 @tool("Write a note.", ["text"], text=STRING, pinned=BOOLEAN, tags=array(STRING))
@@ -287,15 +381,24 @@ def write_note(rng, w):
     return ask + ".", arguments, {"ok": True}, "I wrote it down."
 
 
-NO_TOOL = (("Hello!", "Hello! How can I help you?"), ("Thank you!", "You are welcome!"), ("How are you?", "Very well, thank you!"),
-           ("Good morning!", "Good morning! What can I do for you?"), ("What can you do?", "I can answer small questions and use my tools."))
+NO_TOOL = (
+    ("Hello!", "Hello! How can I help you?"),
+    ("Thank you!", "You are welcome!"),
+    ("How are you?", "Very well, thank you!"),
+    ("Good morning!", "Good morning! What can I do for you?"),
+    ("What can you do?", "I can answer small questions and use my tools."),
+)
 
 
 def tool_use(rng, room, held_out=False):
     """One conversation with one to four tools declared, calls of one or two of them, and maybe their responses."""
     w = Words(rng, held_out)
     names = rng.sample(sorted(TOOLS), rng.choice((1, 1, 2, 2, 3, 4)) if room > 1800 else rng.choice((1, 1, 2)))
-    head = [system(rng.choice(("You are a helpful assistant.", "Use the tools when they help.", "Be brief.")))] if rng.random() < 0.3 else []
+    head = (
+        [system(rng.choice(("You are a helpful assistant.", "Use the tools when they help.", "Be brief.")))]
+        if rng.random() < 0.3
+        else []
+    )
     messages = [*head]
     if rng.random() < 0.12:
         ask, answer = rng.choice(NO_TOOL)
@@ -310,19 +413,31 @@ def one_request(rng, w, names):
     """User, call (or two), responses, answer."""
     chosen = rng.sample(names, 2) if len(names) > 1 and rng.random() < 0.2 else [rng.choice(names)]
     made = [(n, *TOOLS[n][1](rng, w)) for n in chosen]
-    request = " ".join(m[1] for m in made) if len(made) == 1 else made[0][1] + " " + some(rng, "And then: ", "Also: ", "") + made[1][1]
-    reasoning = some(rng, f"I need {' and '.join(chosen)} for this.", f"I should call {' and '.join(chosen)}.") if rng.random() < 0.4 else ""
+    request = (
+        " ".join(m[1] for m in made)
+        if len(made) == 1
+        else made[0][1] + " " + some(rng, "And then: ", "Also: ", "") + made[1][1]
+    )
+    reasoning = (
+        some(rng, f"I need {' and '.join(chosen)} for this.", f"I should call {' and '.join(chosen)}.")
+        if rng.random() < 0.4
+        else ""
+    )
     lead = some(rng, "I will do that.", "One moment.", "Let me see.") if rng.random() < 0.15 else ""
     calls = [call(n, arguments) for n, _, arguments, _, _ in made]
     results = [{"role": "tool", "content": json.dumps(m[3])} for m in made]
     answer = " ".join(m[4] for m in made)
-    return [user(request), assistant(lead, reasoning, tool_calls=calls), *results,
-            assistant(answer, "The tool has answered." if rng.random() < 0.3 else "")]
+    return [
+        user(request),
+        assistant(lead, reasoning, tool_calls=calls),
+        *results,
+        assistant(answer, "The tool has answered." if rng.random() < 0.3 else ""),
+    ]
 
 
 def trim_to_last(rng, conversation):
     """Half of the conversations end with the call, as a client sees it; the others with the final answer."""
     if rng.random() < 0.5:
         calling = [i for i, m in enumerate(conversation.messages) if m.get("tool_calls")]
-        del conversation.messages[calling[-1] + 1 if calling else len(conversation.messages):]
+        del conversation.messages[calling[-1] + 1 if calling else len(conversation.messages) :]
     return conversation

@@ -4,6 +4,7 @@ Two processes of one thread each share the parameters: on a machine that is busy
 faster than one process whose threads wait for each other at every operation. Each computes the gradient of its own
 rows; the sum is taken in a fixed order, so a run is repeatable on one machine.
 """
+
 import argparse
 import dataclasses
 import fcntl
@@ -29,14 +30,24 @@ from optimizer import Optimizer
 WORLD = 2
 SLOT_TOKENS = 2048  # tokens of one forward pass, or one row if rows are longer
 DRAFT_WEIGHT = 0.3
-VALIDATION = [(task, 512) for task in ("story", "prose", "sums", *CHATS)] + [
-    (task, 2048) for task in ("story_recall", "key_values", "passkey")] + [("passkey", 4096), ("story_recall", 4096)]
+VALIDATION = (
+    [(task, 512) for task in ("story", "prose", "sums", *CHATS)]
+    + [(task, 2048) for task in ("story_recall", "key_values", "passkey")]
+    + [("passkey", 4096), ("story_recall", 4096)]
+)
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", default="target/demo", help="checkpoint, log and tokenizer go here [default: %(default)s]")
-    parser.add_argument("--tokens", type=float, default=16e6, help="length of the run; the rate falls in its last fifth [default: %(default)s]")
+    parser.add_argument(
+        "--out", default="target/demo", help="checkpoint, log and tokenizer go here [default: %(default)s]"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=float,
+        default=16e6,
+        help="length of the run; the rate falls in its last fifth [default: %(default)s]",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--muon-rate", type=float, default=0.02)
     parser.add_argument("--adam-rate", type=float, default=0.003)
@@ -57,8 +68,8 @@ def bind(model, flat, grads):
     """Makes the model's parameters and gradients views of the flat buffers."""
     at = 0
     for p in model.parameters():
-        p.data = flat[at:at + p.numel()].view(p.shape)
-        p.grad = grads[at:at + p.numel()].view(p.shape)
+        p.data = flat[at : at + p.numel()].view(p.shape)
+        p.grad = grads[at : at + p.numel()].view(p.shape)
         at += p.numel()
 
 
@@ -89,7 +100,15 @@ class Trainer:
     def gradient(self, step, seen):
         """Adds up this process's gradient; returns (tokens, loss, weight, draft loss, its weight), all summed."""
         self.grads.zero_()
-        tokens, total, weight, drafts, draft_weight, slot, budget = 0, 0.0, 0.0, 0.0, 0.0, 0, self.slots(seen) * SLOT_TOKENS
+        tokens, total, weight, drafts, draft_weight, slot, budget = (
+            0,
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+            0,
+            self.slots(seen) * SLOT_TOKENS,
+        )
         while tokens < budget:
             length = data.row_length(self.args.seed, step, slot, seen)
             rows = max(1, SLOT_TOKENS // length)
@@ -102,7 +121,12 @@ class Trainer:
                 objective = loss + 2 * DRAFT_WEIGHT * draft
                 drafts, draft_weight = drafts + draft.item(), draft_weight + weights[:, 2:].sum().item()
             objective.backward()
-            tokens, total, weight, slot = tokens + ids.numel(), total + loss.item(), weight + weights[:, 1:].sum().item(), slot + 1
+            tokens, total, weight, slot = (
+                tokens + ids.numel(),
+                total + loss.item(),
+                weight + weights[:, 1:].sum().item(),
+                slot + 1,
+            )
         return tokens, total, weight, drafts, draft_weight
 
     def step(self, step, seen):
@@ -114,7 +138,9 @@ class Trainer:
         factor = rate_factor(step, seen, self.args.tokens)
         with torch.no_grad():
             grad = self.shared["grads"].sum(0).div_(weight)
-            self.optimizer.step(grad, step + 1, self.args.muon_rate * factor, self.args.adam_rate * factor, self.args.decay)
+            self.optimizer.step(
+                grad, step + 1, self.args.muon_rate * factor, self.args.adam_rate * factor, self.args.decay
+            )
         self.barrier.wait()
         return int(tokens), total / weight, drafts / max(draft_weight, 1.0)
 
@@ -126,11 +152,13 @@ class Trainer:
         """
         reached = max(max(s) for start, s in data.CURRICULUM if seen >= start)
         out = {}
-        for task, length in VALIDATION[self.rank::WORLD]:
+        for task, length in VALIDATION[self.rank :: WORLD]:
             if length > max(reached, 512):
                 continue
             chat = task in CHATS
-            ids, weights = data.batch(f"validation {task} {length}", self.tok, max(1, 2048 // length), length, self.end, task, chat)
+            ids, weights = data.batch(
+                f"validation {task} {length}", self.tok, max(1, 2048 // length), length, self.end, task, chat
+            )
             hidden = self.model.hidden(ids)
             w, targets = weights[:, 1:], ids[:, 1:]
             logits = F.linear(hidden[:, :-1], self.model.embed)
@@ -141,14 +169,17 @@ class Trainer:
             out[f"{task}@{length}"] = {
                 "loss": round(((nll * w).sum() / w.sum()).item(), 4),
                 "values": round((best == targets)[valued].float().mean().item(), 4) if valued.any() else None,
-                "drafts": round((draft == best[:, 1:])[counted].float().mean().item(), 4) if counted.any() else None}
+                "drafts": round((draft == best[:, 1:])[counted].float().mean().item(), 4) if counted.any() else None,
+            }
         return out
 
 
 def save(path, shared, step, seen, args):
     """The checkpoint appears whole or not at all."""
     state = {k: shared[k] for k in ("flat", "first", "second")}
-    torch.save({**state, "step": step, "seen": seen, "seed": args.seed, "config": dataclasses.asdict(Config())}, path + ".new")
+    torch.save(
+        {**state, "step": step, "seen": seen, "seed": args.seed, "config": dataclasses.asdict(Config())}, path + ".new"
+    )
     with open(path + ".new", "rb+") as f:
         os.fsync(f.fileno())
     os.replace(path + ".new", path)
@@ -196,8 +227,18 @@ def run(rank, args, shared, barrier):
         last_draft = draft or last_draft
         if rank == 0 and step % 10 == 0:
             now = time.monotonic()
-            log(args, {"step": step, "seen": seen, "loss": round(loss, 4), "mean": round(mean, 4), "draft": round(last_draft, 4),
-                       "tokens_per_second": round(since / (now - started)), "time": round(time.time())})
+            log(
+                args,
+                {
+                    "step": step,
+                    "seen": seen,
+                    "loss": round(loss, 4),
+                    "mean": round(mean, 4),
+                    "draft": round(last_draft, 4),
+                    "tokens_per_second": round(since / (now - started)),
+                    "time": round(time.time()),
+                },
+            )
             started, since = now, 0
         if step % args.validate_steps == 0 or seen >= args.tokens:
             found = trainer.validate(seen)
@@ -232,9 +273,15 @@ def main():
         tk.save(tk.build(args.seed), args.out)
     torch.manual_seed(args.seed)
     flat = torch.cat([p.data.flatten() for p in Model(Config()).parameters()])
-    shared = {"flat": flat, "first": torch.zeros_like(flat), "second": torch.zeros_like(flat), "grads": torch.zeros(WORLD, len(flat)),
-              "stats": torch.zeros(WORLD, 5, dtype=torch.float64), "position": torch.zeros(2, dtype=torch.int64),
-              "stop": torch.zeros(1, dtype=torch.bool)}
+    shared = {
+        "flat": flat,
+        "first": torch.zeros_like(flat),
+        "second": torch.zeros_like(flat),
+        "grads": torch.zeros(WORLD, len(flat)),
+        "stats": torch.zeros(WORLD, 5, dtype=torch.float64),
+        "position": torch.zeros(2, dtype=torch.int64),
+        "stop": torch.zeros(1, dtype=torch.bool),
+    }
     path = os.path.join(args.out, "checkpoint.pt")
     if os.path.exists(path):
         found = torch.load(path)

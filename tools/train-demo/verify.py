@@ -1,6 +1,7 @@
 """Compares our network with transformers' Qwen3_5ForCausalLM on an exported float32 checkpoint, and our chat
 rendering with `apply_chat_template`. `python verify.py RUN`; without a checkpoint in RUN, random weights are compared.
 """
+
 import argparse
 import dataclasses
 import os
@@ -26,8 +27,18 @@ def random_run(folder):
     torch.manual_seed(1)
     model = Model(Config())
     flat = torch.cat([(p.data + 0.05 * torch.randn_like(p)).flatten() for p in model.parameters()])
-    torch.save({"flat": flat, "first": flat, "second": flat, "step": 0, "seen": 0, "seed": 0, "config": dataclasses.asdict(Config())},
-               os.path.join(folder, "checkpoint.pt"))
+    torch.save(
+        {
+            "flat": flat,
+            "first": flat,
+            "second": flat,
+            "step": 0,
+            "seen": 0,
+            "seed": 0,
+            "config": dataclasses.asdict(Config()),
+        },
+        os.path.join(folder, "checkpoint.pt"),
+    )
     tk.save(tk.build(count=300), folder)
 
 
@@ -52,9 +63,13 @@ def compare_kernels():
     cases = {
         "norm": (lambda x, g: fused.norm(x, g, 1 / 64, 1e-6), (torch.randn(2, 70, 64), torch.randn(64))),
         "l2": (lambda x, g: fused.norm(x, g, 1.0, 1e-6), (torch.randn(2, 70, 4, 32), torch.randn(32))),
-        "gated_norm": (lambda x, g, z: fused.gated_norm(x, g, z[..., 32:], 1e-6), (torch.randn(2, 70, 2, 32), torch.randn(32), wide)),
+        "gated_norm": (
+            lambda x, g, z: fused.gated_norm(x, g, z[..., 32:], 1e-6),
+            (torch.randn(2, 70, 2, 32), torch.randn(32), wide),
+        ),
         "swiglu": (fused.swiglu, (wide,)),
-        "conv_silu": (lambda x, w: fused.conv_silu(x[..., 32:], w), (wide, torch.randn(4, 64)))}
+        "conv_silu": (lambda x, w: fused.conv_silu(x[..., 32:], w), (wide, torch.randn(4, 64))),
+    }
     worst = 0.0
     for name, (function, inputs) in cases.items():
         results = []
@@ -81,7 +96,7 @@ def compare_decoding(run):
         for left in range(8, 0, -1):
             got = decoder.step(torch.tensor([r[-left] for r in rows]))
             for i, r in enumerate(rows):
-                want = model(torch.tensor([r[:len(r) - left + 1]]))[0, -1]
+                want = model(torch.tensor([r[: len(r) - left + 1]]))[0, -1]
                 worst = max(worst, ((got[i] - want).abs().max() / want.abs().max()).item())
     print(f"decoding: largest difference {worst:.2e} of the largest logit")
     assert worst < 1e-4, worst
@@ -107,8 +122,9 @@ def compare_template(folder):
         ours = "".join(t for t, _ in render(c))
         theirs = tok.apply_chat_template([clean(m) for m in c.messages], tools=c.tools or None, tokenize=False)
         assert ours == theirs, f"{ours}\n---\n{theirs}"
-        prompt = tok.apply_chat_template(c.prompt(), tools=c.tools or None, tokenize=False, add_generation_prompt=True,
-                                         enable_thinking=c.thinks)
+        prompt = tok.apply_chat_template(
+            c.prompt(), tools=c.tools or None, tokenize=False, add_generation_prompt=True, enable_thinking=c.thinks
+        )
         assert ours.startswith(prompt), f"{ours}\n---\n{prompt}"
         count += 1
     print(f"chat template: {count} conversations alike")
