@@ -9,7 +9,7 @@ use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, Command as Grammar, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::options::{PromptOptions, RunOptions, SamplingOptions, positive, stop_string};
+use crate::options::{PromptOptions, RunOptions, SamplingOptions, WorkOptions, positive, stop_string};
 
 /// Turn a checkpoint into one verified .base file and run it.
 #[derive(Debug, Parser)]
@@ -208,12 +208,8 @@ pub struct ConvertArgs {
     #[arg(long, conflicts_with = "plan")]
     pub resume: bool,
 
-    /// Worker threads [default: the CPUs this process may use, by affinity and cgroup quota]
-    #[arg(
-        short = 't', long, value_name = "N", env = "BASERT_THREADS", hide_env_values = true,
-        value_parser = positive
-    )]
-    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub work: WorkOptions,
 
     /// Print the report as one JSON object
     #[arg(long)]
@@ -302,12 +298,8 @@ pub struct ExportArgs {
     #[arg(long)]
     pub force: bool,
 
-    /// Worker threads [default: the CPUs this process may use, by affinity and cgroup quota]
-    #[arg(
-        short = 't', long, value_name = "N", env = "BASERT_THREADS", hide_env_values = true,
-        value_parser = positive
-    )]
-    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub work: WorkOptions,
 
     /// Print the report as one JSON object
     #[arg(long)]
@@ -381,12 +373,8 @@ pub struct VerifyArgs {
     #[arg(long)]
     pub logits: bool,
 
-    /// Worker threads [default: the CPUs this process may use, by affinity and cgroup quota]
-    #[arg(
-        short = 't', long, value_name = "N", env = "BASERT_THREADS", hide_env_values = true,
-        value_parser = positive
-    )]
-    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub work: WorkOptions,
 
     /// Print one JSON object
     #[arg(long)]

@@ -8,7 +8,7 @@ use basert_format::{Header, Output};
 use basert_measure::{Check, QualityRecord};
 use basert_text::Tokenizer;
 use indicatif::ProgressBar;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::args::ConvertArgs;
 use crate::failure::{Failure, Outcome};
@@ -42,7 +42,7 @@ fn options(args: &ConvertArgs) -> Outcome<Options> {
         allow_quant_from_quant: args.allow_quant_from_quant,
         convention: args.source_convention,
         compat: args.compat,
-        threads: args.threads,
+        threads: args.work.threads,
         allow_missing_tokenizer: args.no_tokenizer,
         ..Options::default()
     })
@@ -68,7 +68,7 @@ fn convert(source: &Path, args: &ConvertArgs, options: Options) -> Outcome {
     let place = guarded(Output::new(&output).replace(args.force).keep(args.resume))?;
     remark_on_unfinished(&place);
     let mut bar = Bar::new();
-    let mut check = Check { tokenize: &tokenize, threads: args.threads };
+    let mut check = Check { tokenize: &tokenize, threads: args.work.threads };
     let check = if args.no_check { None } else { Some(&mut check as &mut dyn SelfCheck) };
     let result = basert_convert::convert_to(source, &place, &options, &mut bar, check);
     bar.clear();
@@ -150,24 +150,32 @@ fn show_plan(report: &Report, check: Option<u64>, as_json: bool) -> Outcome {
 }
 
 fn show(report: &Report, output: &Path, args: &ConvertArgs) -> Outcome {
-    let size = std::fs::metadata(output).map_or(0, |m| m.len());
     let quality = QualityRecord::from_metadata(&report.quality)
         .map_err(|e| Failure::new(format!("the self-check's own record cannot be read: {e}")))?;
-    if args.json {
-        let mut object = json!(report);
-        object["quality"] = json!(quality);
+    if let Some(record) = &quality
+        && record.reads_much_worse()
+    {
+        output::note(
+            "it reads the text at more than twice its source's perplexity; more bits or --calibration help",
+        );
+    }
+    let mut object = json!(report);
+    object["quality"] = json!(quality);
+    let kept =
+        if args.compat.is_some() { "; the original's layout has no place for this record" } else { "" };
+    let checked = quality.map_or_else(|| "skipped".to_owned(), |record| record_in_words(&record) + kept);
+    show_written(object, &format!("{report}\nself-check: {checked}"), output, args.json)
+}
+
+/// The end of a command that wrote `output`: its report, as an object or in words, and the file's size.
+pub fn show_written(mut object: Value, words: &str, output: &Path, as_json: bool) -> Outcome {
+    let size = std::fs::metadata(output).map_or(0, |m| m.len());
+    if as_json {
         object["output"] = json!(output.display().to_string());
         object["output_bytes"] = json!(size);
         return output::print_json(&object);
     }
-    let kept =
-        if args.compat.is_some() { "; the original's layout has no place for this record" } else { "" };
-    let checked = quality.map_or_else(|| "skipped".to_owned(), |record| record_in_words(&record) + kept);
-    output::print(&format!(
-        "{report}\nself-check: {checked}\nwrote {} ({}, {size} bytes)\n",
-        output.display(),
-        bytes(size)
-    ))
+    output::print(&format!("{words}\nwrote {} ({}, {size} bytes)\n", output.display(), bytes(size)))
 }
 
 /// `<source name>-<target>.base` in the current directory.

@@ -5,10 +5,9 @@ use basert_format::Output;
 use serde_json::json;
 
 use crate::args::ExportArgs;
-use crate::convert::{Bar, failed, guarded};
+use crate::convert::{Bar, failed, guarded, show_written};
 use crate::failure::{Failure, Outcome};
-use crate::units::bytes;
-use crate::{bundle, output, place};
+use crate::{bundle, place};
 
 /// Runs the command.
 pub fn run(args: &ExportArgs) -> Outcome {
@@ -21,18 +20,11 @@ pub fn run(args: &ExportArgs) -> Outcome {
     place::check(gguf, args.force)?;
     place::check_folder(gguf)?;
     let options =
-        ExportOptions { outtype: args.outtype, no_tokenizer: args.no_tokenizer, threads: args.threads };
+        ExportOptions { outtype: args.outtype, no_tokenizer: args.no_tokenizer, threads: args.work.threads };
     let place = guarded(Output::new(gguf).replace(args.force))?;
     let mut bar = Bar::new();
     let result = export_gguf(file, &place, &options, &mut bar);
     bar.clear();
     let report = result.map_err(|e| failed(&e))?;
-    let size = std::fs::metadata(gguf).map_or(0, |m| m.len());
-    if args.json {
-        let mut object = json!(report);
-        object["output"] = json!(gguf.display().to_string());
-        object["output_bytes"] = json!(size);
-        return output::print_json(&object);
-    }
-    output::print(&format!("{report}\nwrote {} ({}, {size} bytes)\n", gguf.display(), bytes(size)))
+    show_written(json!(report), &report.to_string(), gguf, args.json)
 }

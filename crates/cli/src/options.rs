@@ -17,6 +17,17 @@ const ENGINE: &str = "Engine";
 const PROMPT: &str = "Prompt";
 const SAMPLING: &str = "Sampling";
 
+/// How many threads work on files.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct WorkOptions {
+    /// Worker threads [default: the CPUs this process may use, by affinity and cgroup quota]
+    #[arg(
+        short = 't', long, value_name = "N", env = "BASERT_THREADS", hide_env_values = true,
+        value_parser = positive
+    )]
+    pub threads: Option<usize>,
+}
+
 /// Where and how the model runs.
 #[derive(Args, Clone, Debug)]
 pub struct RunOptions {

@@ -16,7 +16,7 @@ pub fn run(args: &VerifyArgs) -> Outcome {
     let path = file.path().display().to_string();
     checksums(&file)?;
     let doubled = file.header().arch.parse().ok().and_then(|arch| doubled_norm_offset(&file, arch));
-    let replayed = args.logits.then(|| replay(file, args.threads)).transpose().map_err(failure)?;
+    let replayed = args.logits.then(|| replay(file, args.work.threads)).transpose().map_err(failure)?;
     if args.json {
         output::print_json(&to_json(replayed.as_ref(), doubled))?;
     } else {

@@ -63,8 +63,8 @@ pub fn convert(
 /// output.
 ///
 /// # Errors
-/// Anything that keeps the output from being complete and right, a check that does not pass, and unfinished work that was begun from something
-/// else; see [`ConvertError`].
+/// Anything that keeps the output from being complete and right, a check that does not pass, and unfinished work that was
+/// begun from something else; see [`ConvertError`].
 pub fn convert_to(
     source: &Path,
     output: &Output,

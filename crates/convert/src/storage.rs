@@ -90,25 +90,31 @@ pub(crate) fn store(
         unquantised: matches!(encoding, Encoding::Float(_)),
         bytes,
     });
-    let (region, residency) = if options.compat.is_some() { compat::place(&recipe) } else { place(&recipe) };
-    let planned = PlannedTensor {
-        name: recipe.name.clone(),
-        shape: recipe.shape.iter().map(|&dim| dim as u64).collect(),
-        encoding,
-        region,
-        residency,
-        flags: if recipe.role == Some(Role::DecayLog) {
-            TensorFlags::SSM_A_MATRIX
-        } else {
-            TensorFlags::default()
-        },
-        mmproj: recipe.role.is_none(),
-    };
+    let place = if options.compat.is_some() { compat::place(&recipe) } else { place(&recipe) };
+    let planned = planned(&recipe, encoding, place);
     let verdict = verdict(inventory, &recipe, &choice, wish.scaled);
     let source = sources(inventory, &recipe).next().map_or_else(String::new, SourceTensor::describe);
     let scaling = wish.scaled.then(Scaling::default);
     let (repacked, searched) = (choice.repacked, options.searches(encoding));
     Ok((Stored { recipe, planned, bytes, repacked, verdict, source, searched, scaling }, fallback))
+}
+
+/// The entry of a tensor in the output.
+pub(crate) fn planned(
+    recipe: &Recipe,
+    encoding: Encoding,
+    (region, residency): (ComputeRegion, Residency),
+) -> PlannedTensor {
+    let decay = recipe.role == Some(Role::DecayLog);
+    PlannedTensor {
+        name: recipe.name.clone(),
+        shape: recipe.shape.iter().map(|&dim| dim as u64).collect(),
+        encoding,
+        region,
+        residency,
+        flags: if decay { TensorFlags::SSM_A_MATRIX } else { TensorFlags::default() },
+        mmproj: recipe.role.is_none(),
+    }
 }
 
 fn sources<'i, 'a>(

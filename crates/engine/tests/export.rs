@@ -13,7 +13,7 @@ use basert_convert::{
 use basert_engine::Options;
 use basert_format::{BaseFile, Output};
 use basert_model::Config;
-use common::{KV_F32, fixture, load_with, logits, max_difference, shared_fixture};
+use common::{GGUF_FIXTURES, KV_F32, fixture, load_with, logits, max_difference, shared_fixture};
 
 struct Bundle {
     folder: tempfile::TempDir,
@@ -123,17 +123,7 @@ fn every_architecture_survives_the_way_to_gguf_and_back() {
 
 #[test]
 fn what_came_from_a_gguf_goes_back_block_by_block() {
-    let names = [
-        "llama-tiny-F16",
-        "qwen3-dense-tiny-Q4_0",
-        "qwen3-dense-tiny-Q4_1",
-        "qwen3-dense-tiny-Q5_K_M",
-        "qwen35-dense-2l-BF16",
-        "qwen35-dense-2l-Q8_0",
-        "qwen35-dense-2l-Q4_K_M",
-        "qwen35-moe-2l-Q4_K_M",
-    ];
-    for name in names {
+    for name in GGUF_FIXTURES {
         let Some(source) = shared_fixture(&format!("gguf/{name}.gguf")) else { return };
         let target = if name.ends_with("-BF16") {
             "bf16"

@@ -10,8 +10,8 @@ use basert_engine::{
     Engine, GenerateParams, Options, RecurrentState, SamplingParams, TokenRun, WantLogits, generate,
 };
 use common::{
-    Golden, KV_F16, KV_F32, converted, fixture, golden_tensors, load, load_with, logits, max_difference,
-    shared_fixture,
+    GGUF_FIXTURES, Golden, KV_F16, KV_F32, converted, fixture, golden_tensors, load, load_with, logits,
+    max_difference, shared_fixture,
 };
 
 /// Compares every golden position of every prompt.
@@ -106,17 +106,7 @@ fn square_fused_experts_agree_with_transformers() {
 
 #[test]
 fn gguf_files_agree_with_their_dequantised_weights() {
-    let names = [
-        "llama-tiny-F16",
-        "qwen3-dense-tiny-Q4_0",
-        "qwen3-dense-tiny-Q4_1",
-        "qwen3-dense-tiny-Q5_K_M",
-        "qwen35-dense-2l-BF16",
-        "qwen35-dense-2l-Q8_0",
-        "qwen35-dense-2l-Q4_K_M",
-        "qwen35-moe-2l-Q4_K_M",
-    ];
-    for name in names {
+    for name in GGUF_FIXTURES {
         if let Some(model) = shared_fixture(&format!("gguf/{name}.gguf")) {
             check_model(&model, &["f32"]);
         }

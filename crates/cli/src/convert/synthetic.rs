@@ -7,10 +7,9 @@ use basert_format::Output;
 use basert_model::catalog::Catalog;
 use serde_json::json;
 
-use super::{Bar, failed, guarded, usage};
+use super::{Bar, failed, guarded, show_written, usage};
 use crate::args::ConvertArgs;
 use crate::failure::{Failure, Outcome};
-use crate::units::bytes;
 use crate::{output, place};
 
 /// Runs the command for `geometry`.
@@ -24,19 +23,13 @@ pub fn run(geometry: &str, args: &ConvertArgs, options: &Options) -> Outcome {
     let output =
         args.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}-{target}.base", model.name)));
     place::check(&output, args.force)?;
+    place::check_folder(&output)?;
     let place = guarded(Output::new(&output).replace(args.force))?;
     let mut bar = Bar::new();
     let result = synthesize(&model, &place, options, &mut bar);
     bar.clear();
     let report = result.map_err(|e| failed(&e))?;
-    let size = std::fs::metadata(&output).map_or(0, |m| m.len());
-    if args.json {
-        let mut object = json!(report);
-        object["output"] = json!(output.display().to_string());
-        object["output_bytes"] = json!(size);
-        return output::print_json(&object);
-    }
-    output::print(&format!("{report}\nwrote {} ({}, {size} bytes)\n", output.display(), bytes(size)))
+    show_written(json!(report), &report.to_string(), &output, args.json)
 }
 
 /// The usable geometries, and why each of the others is not.

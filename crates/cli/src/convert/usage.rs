@@ -45,7 +45,7 @@ fn check_list(args: &ConvertArgs) -> Outcome {
         ("--group", args.group.is_some()),
         ("--scales", args.scales.is_some()),
         ("--layers", args.layers.is_some()),
-        ("--threads", args.threads.is_some() && !variable),
+        ("--threads", args.work.threads.is_some() && !variable),
         ("--no-check", args.no_check),
         ("--force", args.force),
     ];

@@ -126,6 +126,20 @@ fn a_model_that_quantisation_ruins_is_refused_with_the_right_reason() {
     assert_eq!(names(dir.path()), Vec::<String>::new());
 }
 
+#[test]
+fn a_model_that_quantisation_has_hurt_is_published_with_a_note() {
+    let Some(model) = smollm2() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("m.base");
+    let noted = |target: &str| {
+        let said =
+            run!("convert", &model, "-o", &out, "--target", target, "--allow-quant-from-quant", "--force");
+        said.ok().err.contains("more than twice its source's perplexity")
+    };
+    assert!(noted("q3"));
+    assert!(!noted("q8"));
+}
+
 /// Likelihoods of zero have no finite perplexity: nothing is published that JSON cannot describe.
 #[test]
 fn a_model_that_finds_every_token_impossible_is_refused_and_not_half_recorded() {

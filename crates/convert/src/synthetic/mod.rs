@@ -12,9 +12,9 @@ use std::fmt;
 use std::sync::mpsc;
 use std::time::Instant;
 
-use basert_format::{BaseWriter, Header, Output, PlannedTensor, Source, SourceFormat, TensorFlags};
+use basert_format::{BaseWriter, Header, Output, PlannedTensor, Source, SourceFormat};
 use basert_model::catalog::Catalog;
-use basert_model::{Arch, Config, ModelError, ModelSpec, Role, Storage, TensorSpec};
+use basert_model::{Arch, Config, ModelError, ModelSpec, Storage, TensorSpec};
 use basert_quant::{Encoding, FloatDtype};
 use serde::Serialize;
 
@@ -144,17 +144,7 @@ fn plan(spec: TensorSpec, options: &Options, report: &mut SyntheticReport) -> Re
     };
     let bytes = encoding.payload_len(recipe.elements() as u64).map_err(|cause| encode_error(&spec, cause))?;
     report.written.add(bytes);
-    let (region, residency) = storage::place(&recipe);
-    let decay = spec.role == Role::DecayLog;
-    let planned = PlannedTensor {
-        name: spec.name.clone(),
-        shape: spec.shape.iter().map(|&dim| dim as u64).collect(),
-        encoding,
-        region,
-        residency,
-        flags: if decay { TensorFlags::SSM_A_MATRIX } else { TensorFlags::default() },
-        mmproj: false,
-    };
+    let planned = storage::planned(&recipe, encoding, storage::place(&recipe));
     Ok(Planned { spec, planned, bytes })
 }
 

@@ -13,6 +13,18 @@ use serde::Deserialize;
 pub const KV_F32: KvTypes = KvTypes { k: KvDtype::F32, v: KvDtype::F32 };
 pub const KV_F16: KvTypes = KvTypes { k: KvDtype::F16, v: KvDtype::F16 };
 
+/// The GGUF models with references among the shared fixtures.
+pub const GGUF_FIXTURES: [&str; 8] = [
+    "llama-tiny-F16",
+    "qwen3-dense-tiny-Q4_0",
+    "qwen3-dense-tiny-Q4_1",
+    "qwen3-dense-tiny-Q5_K_M",
+    "qwen35-dense-2l-BF16",
+    "qwen35-dense-2l-Q8_0",
+    "qwen35-dense-2l-Q4_K_M",
+    "qwen35-moe-2l-Q4_K_M",
+];
+
 /// A model of the repository's own fixtures.
 pub fn fixture(name: &str) -> PathBuf {
     repository().join("tests/fixtures").join(name)

@@ -6,6 +6,7 @@ use basert_format::BaseFile;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::TEXT_NAME;
 use crate::{Divergence, MeasureError};
 
 /// Prefix of the keys.
@@ -99,6 +100,11 @@ impl QualityRecord {
         let fields: serde_json::Map<String, Value> =
             fields.map(|(key, value)| (key.to_owned(), value.clone())).collect();
         if fields.is_empty() { Ok(None) } else { serde_json::from_value(Value::Object(fields)).map(Some) }
+    }
+
+    /// Whether the file reads the text at more than twice its source's perplexity: it works, and has lost much.
+    pub fn reads_much_worse(&self) -> bool {
+        self.text == TEXT_NAME && self.perplexity > 2.0 * self.source_perplexity
     }
 
     /// The keys and values for a header.
