@@ -4,6 +4,7 @@
 //!   text that arrives token by token.
 //! - [`ChatTemplate`]: a model's Jinja template over a conversation, rendered as transformers renders it.
 //! - [`StopMatcher`]: stop strings in streamed text.
+//! - [`tools`]: tool calls in generated text, and their judgement by the declared schemas.
 //!
 //! No tensors, no files, no network: callers hand in JSON.
 
@@ -12,6 +13,7 @@ mod error;
 pub mod gguf;
 mod stop;
 mod tokenizer;
+pub mod tools;
 
 pub use chat::ChatTemplate;
 pub use error::TextError;
