@@ -1,19 +1,18 @@
 //! Importance for `basert convert`: read from a file, or collected by running the source on a text.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::Path;
 
 use basert_convert::{Importance, Method, Options, SourceModel, with_source};
-use basert_format::Output;
 use basert_measure::activations;
 use basert_text::Tokenizer;
 
 use crate::args::{CalibrationOptions, ConvertArgs};
 use crate::convert::failed;
 use crate::failure::{Failure, Outcome};
-use crate::progress;
+use crate::{place, progress};
 
 /// Tokens of a calibration window: long enough for attention to matter, short enough for many different ones.
 const WINDOW: usize = 512;
@@ -48,7 +47,7 @@ pub fn collect(source: &Path, args: &ConvertArgs, options: Options) -> Outcome<O
     let run = |model: &SourceModel<'_>| run(model, text, tokens, options.threads);
     let importance = with_source(source, &options, run).map_err(|e| failed(&e))??;
     if let Some(path) = save_importance {
-        save(&importance, path, args.force)?;
+        place::write(path, &importance.to_bytes(), args.force)?;
     }
     let importance = (options.method != Some(Method::Rtn)).then_some(importance);
     Ok(Options { importance, ..options })
@@ -111,12 +110,4 @@ fn beginning(path: &Path, length: u64) -> Outcome<(String, bool)> {
     }
     let text = String::from_utf8(bytes).map_err(|e| refuse(format!("it is not UTF-8: {e}")))?;
     Ok((text, is_all))
-}
-
-/// The file appears whole.
-fn save(importance: &Importance, path: &Path, force: bool) -> Outcome {
-    let refuse = |e: std::io::Error| Failure::new(format!("cannot write {}: {e}", path.display()));
-    let mut file = Output::new(path).replace(force).create().map_err(refuse)?;
-    file.write_all(&importance.to_bytes()).and_then(|()| file.file.sync_all()).map_err(refuse)?;
-    file.publish().map_err(refuse)
 }

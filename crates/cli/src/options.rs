@@ -55,7 +55,20 @@ impl RunOptions {
     /// # Errors
     /// A cache type that this version cannot honour, or an instruction set that does not exist here.
     pub fn resolve(&self) -> Outcome<basert_engine::Options> {
-        let kv = self.kv.resolve()?;
+        self.resolve_with(self.kv.choice)
+    }
+
+    /// Whether a flag names the types of the KV cache.
+    pub fn names_kv(&self) -> bool {
+        self.kv.typed
+    }
+
+    /// The engine's options with other KV types than the ones that were given.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub fn resolve_with(&self, kv: KvChoice) -> Outcome<basert_engine::Options> {
+        let kv = kv.resolve()?;
         let isa = Isa::from_env().map_err(|e| Failure::new(format!("BASERT_ISA: {e}")))?;
         let (threads, context) = (self.threads, self.context);
         Ok(basert_engine::Options { isa, threads, context, kv, ..Default::default() })
@@ -68,7 +81,7 @@ struct RawKv {
     /// Bits per element of the KV cache: 16, 8, 4, or 84 for 8-bit K and 4-bit V (only 16 for now)
     #[arg(
         long, value_name = "16|8|4|84", env = "BASERT_KV_BITS", hide_env_values = true,
-        value_parser = ["16", "8", "4", "84"], hide_possible_values = true, help_heading = ENGINE
+        value_parser = KV_BITS, hide_possible_values = true, help_heading = ENGINE
     )]
     kv_bits: Option<String>,
 
@@ -82,11 +95,15 @@ struct RawKv {
 
 /// [`RawKv`] after precedence.
 #[derive(Clone, Debug, Default)]
-struct KvOptions(KvChoice);
+struct KvOptions {
+    choice: KvChoice,
+    /// Whether a flag says so.
+    typed: bool,
+}
 
-/// Types as the user named them; not all of them can be honoured.
+/// Types of the KV cache as the user named them; not all of them can be honoured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct KvChoice {
+pub struct KvChoice {
     k: KvName,
     v: KvName,
 }
@@ -132,15 +149,15 @@ impl KvName {
     }
 }
 
-impl KvOptions {
-    fn resolve(&self) -> Outcome<KvTypes> {
+impl KvChoice {
+    fn resolve(self) -> Outcome<KvTypes> {
         let get = |part: &str, name: KvName| {
             name.supported().map_err(|unsupported| {
                 Failure::new(format!("a {unsupported} {part} cache is not supported in this version"))
                     .hint("use --kv-type f16 (the default) or f32")
             })
         };
-        Ok(KvTypes { k: get("K", self.0.k)?, v: get("V", self.0.v)? })
+        Ok(KvTypes { k: get("K", self.k)?, v: get("V", self.v)? })
     }
 }
 
@@ -164,6 +181,9 @@ fn kv_type(s: &str) -> Result<KvChoice, String> {
     Ok(KvChoice { k: k.unwrap_or(KvName::F16), v: v.unwrap_or(KvName::F16) })
 }
 
+const KV_BITS: [&str; 4] = ["16", "8", "4", "84"];
+
+/// One of [`KV_BITS`].
 fn kv_bits(s: &str) -> KvChoice {
     let (k, v) = match s {
         "8" => (KvName::Q8, KvName::Q8),
@@ -172,6 +192,11 @@ fn kv_bits(s: &str) -> KvChoice {
         _ => (KvName::F16, KvName::F16),
     };
     KvChoice { k, v }
+}
+
+/// Types in either spelling: `84` or `k=q8,v=q4`.
+pub fn any_kv(s: &str) -> Result<KvChoice, String> {
+    if KV_BITS.contains(&s) { Ok(kv_bits(s)) } else { kv_type(s) }
 }
 
 impl FromArgMatches for KvOptions {
@@ -195,7 +220,7 @@ impl FromArgMatches for KvOptions {
             },
             (bits, types) => bits.or(types).unwrap_or_default(),
         };
-        Ok(KvOptions(choice))
+        Ok(KvOptions { choice, typed: typed("kv_bits") || typed("kv_type") })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -398,10 +423,10 @@ mod tests {
     #[test]
     fn narrow_caches_are_refused_and_not_widened() {
         for bits in ["8", "4", "84"] {
-            let failure = KvOptions(kv_bits(bits)).resolve().unwrap_err();
+            let failure = kv_bits(bits).resolve().unwrap_err();
             assert!(matches!(failure, Failure::Error { hint: Some(_), .. }), "{bits}");
         }
-        assert!(KvOptions(kv_bits("16")).resolve().is_ok());
+        assert!(kv_bits("16").resolve().is_ok());
     }
 
     #[test]

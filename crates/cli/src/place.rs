@@ -1,8 +1,10 @@
 //! Where an output file goes: what may not be written over is refused before any work. Whatever appears meanwhile is
 //! the writer's to refuse.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
+
+use basert_format::Output;
 
 use crate::bundle::quoted;
 use crate::failure::{Failure, Outcome};
@@ -31,6 +33,17 @@ pub fn check(output: &Path, force: bool) -> Outcome {
         return Err(Failure::new(format!("the output {shown} is not a regular file")));
     }
     if force { Ok(()) } else { Err(exists(output)) }
+}
+
+/// Writes a file that appears whole. An existing one needs `force`.
+///
+/// # Errors
+/// Names the file.
+pub fn write(output: &Path, bytes: &[u8], force: bool) -> Outcome {
+    let refuse = |e: std::io::Error| Failure::new(format!("cannot write {}: {e}", output.display()));
+    let mut file = Output::new(output).replace(force).create().map_err(refuse)?;
+    file.write_all(bytes).and_then(|()| file.file.sync_all()).map_err(refuse)?;
+    file.publish().map_err(refuse)
 }
 
 /// Refuses a place whose folder is not there.

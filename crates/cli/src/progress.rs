@@ -14,6 +14,11 @@ pub fn tokens(total: u64) -> ProgressBar {
     bar(total, "{wide_bar} {pos:>8} / {len} tokens  {eta:>4}")
 }
 
+/// A bar over `total` questions.
+pub fn questions(total: u64) -> ProgressBar {
+    bar(total, "{wide_bar} {pos:>8} / {len} questions  {eta:>4}")
+}
+
 fn bar(total: u64, template: &str) -> ProgressBar {
     if !output::stderr_is_terminal() {
         return ProgressBar::hidden();

@@ -8,13 +8,13 @@ use serde::Serialize;
 
 use crate::perplexity::surprise;
 use crate::stats::{Estimate, Running, argmax, kl_divergence, log_sum_exp};
-use crate::walk::{Plan, Progress, Reader, check, chunks};
+use crate::walk::{Plan, Progress, Reader, Target, check, chunks};
 use crate::{MeasureError, Perplexity};
 
 /// Result of [`compare`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Divergence {
-    /// Positions compared: all of them, the last of a window included.
+    /// Positions compared: all of them, each once, the last of a window included.
     pub positions: u64,
     /// KL(reference ‖ candidate) of the next-token distributions, in nats.
     pub kl: Estimate,
@@ -46,17 +46,17 @@ pub fn compare(
     let (mut candidate_time, mut reference_time) = (Duration::ZERO, Duration::ZERO);
     for chunk in chunks(ids, plan) {
         let start = Instant::now();
-        let (q, vocab) = candidate.step(&chunk, plan)?;
+        let (q, vocab) = candidate.step(&chunk)?;
         candidate_time += start.elapsed();
         let start = Instant::now();
-        let (p, reference_vocab) = reference.step(&chunk, plan)?;
+        let (p, reference_vocab) = reference.step(&chunk)?;
         reference_time += start.elapsed();
         if vocab != reference_vocab {
             return Err(MeasureError::Vocabulary { candidate: vocab, reference: reference_vocab });
         }
         let rows = p.chunks_exact(vocab).zip(q.chunks_exact(vocab));
-        for ((position, target), (p, q)) in chunk.targets().zip(rows) {
-            sums.add(p, q, target, position)?;
+        for (target, (p, q)) in chunk.targets().zip(rows) {
+            sums.add(p, q, &target)?;
         }
         if let ControlFlow::Break(()) = progress(chunk.range.end) {
             return Err(MeasureError::Stopped);
@@ -78,7 +78,7 @@ pub(crate) fn divergence(
     let mut sums = Sums::default();
     let rows = reference.chunks_exact(vocab).zip(candidate.chunks_exact(vocab));
     for (position, (p, q)) in rows.enumerate() {
-        sums.add(p, q, ids.get(position + 1).copied(), position)?;
+        sums.add(p, q, &Target { position, next: ids.get(position + 1).copied(), is_fresh: true })?;
     }
     Ok(sums.finish(ids.len(), [Duration::ZERO; 2]))
 }
@@ -105,23 +105,23 @@ impl Sums {
     }
 
     /// One position: the reference's row `p`, the candidate's row `q`, both `[vocab]`.
-    fn add(
-        &mut self,
-        p: &[f32],
-        q: &[f32],
-        target: Option<u32>,
-        position: usize,
-    ) -> Result<(), MeasureError> {
-        let (lse_p, lse_q) = (log_sum_exp(p), log_sum_exp(q));
-        let kl = kl_divergence(p, lse_p, q, lse_q);
-        if !kl.is_finite() {
-            return Err(MeasureError::NotFinite { position });
+    fn add(&mut self, p: &[f32], q: &[f32], target: &Target) -> Result<(), MeasureError> {
+        let Target { position, next, is_fresh } = *target;
+        if !is_fresh && next.is_none() {
+            return Ok(());
         }
-        self.kl.push(kl);
-        self.agreed += u64::from(argmax(p) == argmax(q));
-        if let Some(target) = target {
-            self.reference_nll.push(surprise(p, lse_p, target, position)?);
-            self.candidate_nll.push(surprise(q, lse_q, target, position)?);
+        let (lse_p, lse_q) = (log_sum_exp(p), log_sum_exp(q));
+        if is_fresh {
+            let kl = kl_divergence(p, lse_p, q, lse_q);
+            if !kl.is_finite() {
+                return Err(MeasureError::NotFinite { position });
+            }
+            self.kl.push(kl);
+            self.agreed += u64::from(argmax(p) == argmax(q));
+        }
+        if let Some(next) = next {
+            self.reference_nll.push(surprise(p, lse_p, next, position)?);
+            self.candidate_nll.push(surprise(q, lse_q, next, position)?);
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use basert_engine::EngineError;
+use basert_text::TextError;
 
 /// Errors of measurements and dumps.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +17,43 @@ pub enum MeasureError {
     TooFewTokens {
         /// Ids given, or tokens in a window.
         found: usize,
+    },
+    /// Windows that would leave ids out, or no ids per step.
+    #[error(
+        "windows of {window} tokens at a stride of {stride} in steps of {chunk} do not cover a text; a stride is 1 to the window"
+    )]
+    Plan {
+        /// Tokens of a window.
+        window: usize,
+        /// Tokens between the starts of two windows.
+        stride: usize,
+        /// Tokens of a step.
+        chunk: usize,
+    },
+    /// The tokenizer or the chat template failed.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// A line of a file with questions that is not one.
+    #[error("line {line}: {problem}")]
+    Question {
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A file without questions.
+    #[error("there are no questions in it")]
+    NoQuestions,
+    /// Tools cannot be declared to the model.
+    #[error("the model has no chat template with a place for tools")]
+    NoToolTemplate,
+    /// A recall prompt that is too short to hide anything in.
+    #[error("a prompt of {length} tokens has no room: with nothing around the pass key it has {needed}")]
+    RecallLength {
+        /// Tokens asked for.
+        length: usize,
+        /// Tokens of the prompt without the text around the key.
+        needed: usize,
     },
     /// The two models of a comparison do not speak of the same tokens.
     #[error("the models have vocabularies of {candidate} and {reference} tokens and cannot be compared")]

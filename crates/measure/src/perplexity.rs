@@ -15,7 +15,7 @@ use crate::{LogitsWriter, MeasureError};
 pub struct Perplexity {
     /// Token ids read.
     pub tokens: usize,
-    /// Tokens scored: all but the first of every window.
+    /// Tokens scored: all, but the first of every window that begins where another ends.
     pub scored: u64,
     /// Negative log-likelihood per scored token, in nats.
     pub nll: Estimate,
@@ -36,7 +36,7 @@ impl Perplexity {
 }
 
 /// Feeds `ids` and scores every token from the ones before it in its window. With `dump`, the logits of every
-/// position are written as well, in the order of `ids`.
+/// position are written as well, in the order of `ids`; windows must not overlap then.
 ///
 /// # Errors
 /// [`MeasureError::TooFewTokens`], [`MeasureError::NotFinite`], [`MeasureError::Stopped`], and whatever the engine
@@ -54,14 +54,14 @@ pub fn perplexity(
     let mut reader = Reader::new(engine);
     for chunk in chunks(ids, plan) {
         let start = Instant::now();
-        let (logits, vocab) = reader.step(&chunk, plan)?;
+        let (logits, vocab) = reader.step(&chunk)?;
         elapsed += start.elapsed();
         if let Some(dump) = dump.as_deref_mut() {
             dump.write(logits)?;
         }
-        for ((position, target), row) in chunk.targets().zip(logits.chunks_exact(vocab)) {
-            if let Some(target) = target {
-                nll.push(surprise(row, log_sum_exp(row), target, position)?);
+        for (target, row) in chunk.targets().zip(logits.chunks_exact(vocab)) {
+            if let Some(next) = target.next {
+                nll.push(surprise(row, log_sum_exp(row), next, target.position)?);
             }
         }
         if let ControlFlow::Break(()) = progress(chunk.range.end) {

@@ -45,6 +45,13 @@ impl Running {
     }
 }
 
+/// The share of `hits` among `asked`, with the standard error of a binomial share.
+pub(crate) fn share(hits: usize, asked: usize) -> Estimate {
+    let mean = hits as f64 / asked as f64;
+    let standard_error = if asked < 2 { 0.0 } else { (mean * (1.0 - mean) / (asked - 1) as f64).sqrt() };
+    Estimate { mean, standard_error }
+}
+
 /// `ln Σ exp(logit)`; not finite when a logit is NaN or infinite upwards, or all are infinite downwards.
 pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
     let max = logits

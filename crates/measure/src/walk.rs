@@ -6,11 +6,15 @@ use basert_engine::{Engine, SequenceId, TokenRun, WantLogits};
 
 use crate::MeasureError;
 
-/// How the ids are fed. Results depend on `window` (it limits what a token can see) but not on `chunk`.
+/// How the ids are fed. Results depend on `window` and `stride` (they limit what a token can see) but not on `chunk`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Tokens that are read from an empty cache before the next window starts; at most the engine's context.
     pub window: usize,
+    /// Tokens from the start of a window to the start of the next, at most `window`. What two windows share is scored in
+    /// the first and only read in the second, so that every token but those of the first window sees at least
+    /// `window - stride` before it.
+    pub stride: usize,
     /// Tokens per step: bounds the logits held at a time to `[chunk, vocab]`. At most what the engine was loaded
     /// for, in step tokens and in rows of logits.
     pub chunk: usize,
@@ -23,9 +27,21 @@ pub type Progress<'a> = &'a mut dyn FnMut(usize) -> ControlFlow<()>;
 pub(crate) struct Chunk<'a> {
     /// Indices into all ids.
     pub(crate) range: Range<usize>,
-    /// End of the window, exclusive.
-    pub(crate) window_end: usize,
+    /// Where the window starts and ends.
+    window: Range<usize>,
+    /// First id that no earlier window has.
+    fresh: usize,
     ids: &'a [u32],
+}
+
+/// What is to be done at one position.
+pub(crate) struct Target {
+    /// Index into all ids.
+    pub(crate) position: usize,
+    /// The id that follows, if it is this window that scores it.
+    pub(crate) next: Option<u32>,
+    /// Whether no earlier window has this position.
+    pub(crate) is_fresh: bool,
 }
 
 impl<'a> Chunk<'a> {
@@ -35,24 +51,32 @@ impl<'a> Chunk<'a> {
     }
 
     /// Whether the window starts here, with an empty cache.
-    pub(crate) fn starts_window(&self, plan: &Plan) -> bool {
-        self.range.start.is_multiple_of(plan.window)
+    pub(crate) fn starts_window(&self) -> bool {
+        self.range.start == self.window.start
     }
 
-    /// For every position of the chunk: its index, and the id that the logits there predict, if the window has it.
-    pub(crate) fn targets(&self) -> impl Iterator<Item = (usize, Option<u32>)> + '_ {
-        self.range.clone().map(|i| (i, (i + 1 < self.window_end).then(|| self.ids[i + 1])))
+    /// The positions of the chunk.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = Target> + '_ {
+        self.range.clone().map(|position| {
+            let next = position + 1;
+            let scored = next < self.window.end && next >= self.fresh;
+            Target { position, next: scored.then(|| self.ids[next]), is_fresh: position >= self.fresh }
+        })
     }
 }
 
-/// The chunks of `ids` in order. `plan` must not hold zeros.
+/// The chunks of `ids` in order. `plan` must have been checked.
 pub(crate) fn chunks<'a>(ids: &'a [u32], plan: &Plan) -> impl Iterator<Item = Chunk<'a>> {
-    let Plan { window, chunk } = *plan;
-    (0..ids.len()).step_by(window).flat_map(move |start| {
-        let window_end = (start + window).min(ids.len());
-        (start..window_end).step_by(chunk).map(move |first| Chunk {
-            range: first..(first + chunk).min(window_end),
-            window_end,
+    let Plan { window: length, stride, chunk } = *plan;
+    let windows = 1 + ids.len().saturating_sub(length).div_ceil(stride);
+    (0..windows).flat_map(move |number| {
+        let start = number * stride;
+        let window = start..(start + length).min(ids.len());
+        let fresh = if number == 0 { 0 } else { start - stride + length };
+        window.clone().step_by(chunk).map(move |first| Chunk {
+            range: first..(first + chunk).min(window.end),
+            window: window.clone(),
+            fresh,
             ids,
         })
     })
@@ -70,8 +94,8 @@ impl<'e> Reader<'e> {
     }
 
     /// Logits of every position of `chunk`, `[tokens, vocab]`, and the vocabulary.
-    pub(crate) fn step(&mut self, chunk: &Chunk, plan: &Plan) -> Result<(&[f32], usize), MeasureError> {
-        if chunk.starts_window(plan)
+    pub(crate) fn step(&mut self, chunk: &Chunk) -> Result<(&[f32], usize), MeasureError> {
+        if chunk.starts_window()
             && let Some(done) = self.sequence.take()
         {
             self.engine.release(done);
@@ -96,7 +120,11 @@ impl Drop for Reader<'_> {
 
 /// Refuses what cannot be scored.
 pub(crate) fn check(ids: &[u32], plan: &Plan) -> Result<(), MeasureError> {
-    match ids.len().min(plan.window) {
+    let Plan { window, stride, chunk } = *plan;
+    if stride == 0 || stride > window || chunk == 0 {
+        return Err(MeasureError::Plan { window, stride, chunk });
+    }
+    match ids.len().min(window) {
         found @ (0 | 1) => Err(MeasureError::TooFewTokens { found }),
         _ => Ok(()),
     }
@@ -106,27 +134,64 @@ pub(crate) fn check(ids: &[u32], plan: &Plan) -> Result<(), MeasureError> {
 mod tests {
     use super::*;
 
+    /// The windows, and for every scored id how many ids its window has before it.
+    fn walk(count: u32, plan: Plan) -> (Vec<Range<usize>>, Vec<(usize, usize)>, usize) {
+        let ids: Vec<u32> = (100..100 + count).collect();
+        check(&ids, &plan).unwrap();
+        let (mut windows, mut scored, mut fresh) = (Vec::new(), Vec::new(), 0);
+        for chunk in chunks(&ids, &plan) {
+            if chunk.starts_window() {
+                windows.push(chunk.window.clone());
+            }
+            for target in chunk.targets() {
+                fresh += usize::from(target.is_fresh);
+                if let Some(next) = target.next {
+                    assert_eq!(next, ids[target.position + 1]);
+                    scored.push((target.position + 1, target.position + 1 - chunk.window.start));
+                }
+            }
+        }
+        (windows, scored, fresh)
+    }
+
     #[test]
     fn windows_and_chunks_cover_every_id_once_and_never_predict_across_windows() {
-        let ids: Vec<u32> = (100..111).collect();
-        let plan = Plan { window: 5, chunk: 3 };
-        let ranges: Vec<_> = chunks(&ids, &plan).map(|c| (c.range.clone(), c.starts_window(&plan))).collect();
-        assert_eq!(ranges, [(0..3, true), (3..5, false), (5..8, true), (8..10, false), (10..11, true)]);
-        let targets: Vec<_> = chunks(&ids, &plan).flat_map(|c| c.targets().collect::<Vec<_>>()).collect();
-        for (i, target) in targets {
-            let expected = if i == 4 || i == 9 || i == 10 { None } else { Some(101 + i as u32) };
-            assert_eq!(target, expected, "position {i}");
+        for chunk in [1, 3, 5, 100] {
+            let (windows, scored, fresh) = walk(11, Plan { window: 5, stride: 5, chunk });
+            assert_eq!(windows, [0..5, 5..10, 10..11]);
+            let ids: Vec<usize> = scored.iter().map(|s| s.0).collect();
+            assert_eq!((ids, fresh), (vec![1, 2, 3, 4, 6, 7, 8, 9], 11), "chunks of {chunk}");
+        }
+    }
+
+    #[test]
+    fn with_a_stride_every_id_is_scored_once_and_sees_what_the_windows_share() {
+        for (count, window, stride) in
+            [(20, 8, 2), (21, 8, 3), (9, 8, 1), (8, 8, 4), (5, 8, 4), (200, 16, 15)]
+        {
+            let (windows, scored, fresh) = walk(count, Plan { window, stride, chunk: 3 });
+            let ids: Vec<usize> = scored.iter().map(|s| s.0).collect();
+            assert_eq!(ids, (1..count as usize).collect::<Vec<_>>(), "{count} {window} {stride}");
+            assert_eq!(fresh, count as usize);
+            assert_eq!(windows.last().map(|w| w.end), Some(count as usize));
+            let seen = scored.iter().filter(|s| s.0 >= window).map(|s| s.1).min();
+            assert!(seen.is_none_or(|seen| seen >= window - stride), "{count} {window} {stride}: {seen:?}");
         }
     }
 
     #[test]
     fn one_token_cannot_be_scored() {
         for (ids, window) in [(0, 8), (1, 8), (5, 1)] {
-            let ids = vec![0; ids];
-            assert!(matches!(
-                check(&ids, &Plan { window, chunk: 4 }),
-                Err(MeasureError::TooFewTokens { .. })
-            ));
+            let plan = Plan { window, stride: window, chunk: 4 };
+            assert!(matches!(check(&vec![0; ids], &plan), Err(MeasureError::TooFewTokens { .. })));
+        }
+    }
+
+    #[test]
+    fn steps_that_would_leave_gaps_are_refused() {
+        for (window, stride, chunk) in [(8, 0, 4), (8, 9, 4), (8, 8, 0)] {
+            let plan = Plan { window, stride, chunk };
+            assert!(matches!(check(&[1, 2, 3], &plan), Err(MeasureError::Plan { .. })), "{plan:?}");
         }
     }
 }

@@ -100,8 +100,17 @@ pub(super) fn run(engine: &mut Engine, ids: &[u32]) -> Result<Vec<f32>, MeasureE
         return Err(MeasureError::TooFewTokens { found: ids.len() });
     }
     let sequence = engine.new_sequence()?;
-    let run = TokenRun { sequence, tokens: ids, logits: WantLogits::All };
-    let logits = engine.step(&[run])?.data.to_vec();
+    let mut logits = Vec::with_capacity(ids.len() * engine.spec().vocab);
+    for tokens in ids.chunks(engine.step_tokens().min(engine.logit_rows())) {
+        let run = TokenRun { sequence, tokens, logits: WantLogits::All };
+        match engine.step(&[run]) {
+            Ok(step) => logits.extend_from_slice(step.data),
+            Err(error) => {
+                engine.release(sequence);
+                return Err(error.into());
+            }
+        }
+    }
     engine.release(sequence);
     Ok(logits)
 }

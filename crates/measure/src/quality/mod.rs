@@ -11,7 +11,7 @@ mod replay;
 pub use check::Check;
 pub use record::QualityRecord;
 pub use reference::{Reference, Trace};
-pub use replay::{Replay, replay};
+pub use replay::{Agreement, Replay, agreement, replay};
 
 /// A text that every language model finds easy; new wording needs a new name in records.
 pub const TEXT: &str = "\

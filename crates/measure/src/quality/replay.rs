@@ -10,7 +10,7 @@ use super::record::hash;
 use super::reference::TRACE_TOKENS;
 use super::{QualityRecord, Reference, Trace};
 use crate::MeasureError;
-use crate::stats::{Running, argmax, kl_divergence, log_sum_exp};
+use crate::stats::{Estimate, Running, argmax, kl_divergence, log_sum_exp};
 
 /// KL in nats by which another arithmetic may lie beyond what the conversion cost at the kept positions.
 const ARITHMETIC_KL: f64 = 0.05;
@@ -46,20 +46,9 @@ pub struct Replay {
 /// [`MeasureError::NoRecord`] when there is nothing to compare with, damaged records, and what the engine meets.
 pub fn replay(file: BaseFile, threads: Option<usize>) -> Result<Replay, MeasureError> {
     let record = QualityRecord::of(&file)?;
-    let reference = match (Reference::of(&file)?, Trace::of(&file)?) {
-        (Some(reference), _) => reference,
-        (None, Some(Trace { ids, logits })) => {
-            Reference { ids, positions: vec![TRACE_TOKENS - 1], vocab: logits.len(), logits }
-        }
-        (None, None) => return Err(MeasureError::NoRecord { path: file.path().to_path_buf() }),
-    };
+    let reference = kept(&file)?;
     let mut engine = Engine::load(file, &options(threads))?;
-    let vocab = engine.spec().vocab;
-    if vocab != reference.vocab {
-        return Err(MeasureError::Vocabulary { candidate: vocab, reference: reference.vocab });
-    }
-    let logits = run(&mut engine, &reference.ids)?;
-    let (kl, agreed) = compare(&reference, &logits)?;
+    let (logits, found) = run_and_compare(&mut engine, &reference)?;
     let same_arithmetic = record.as_ref().is_some_and(|record| record.arithmetic == ARITHMETIC);
     let equal = |record: &QualityRecord| record.logits_xxh64 == hash(&logits);
     let logits_equal = record.as_ref().filter(|_| same_arithmetic).map(equal);
@@ -67,12 +56,59 @@ pub fn replay(file: BaseFile, threads: Option<usize>) -> Result<Replay, MeasureE
     Ok(Replay {
         same_arithmetic,
         logits_equal,
-        positions: reference.positions.len(),
-        mean_kl: kl.estimate().mean,
-        top1_agreement: agreed as f64 / reference.positions.len() as f64,
-        agrees: logits_equal.unwrap_or(kl.estimate().mean <= allowed),
+        positions: found.positions,
+        mean_kl: found.kl.mean,
+        top1_agreement: found.top1_agreement,
+        agrees: logits_equal.unwrap_or(found.kl.mean <= allowed),
         record,
     })
+}
+
+/// How far a model is from the reference logits that its own file keeps: those of its source's values.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Agreement {
+    /// Positions with reference logits: a few.
+    pub positions: usize,
+    /// KL(reference ‖ here) over them, in nats.
+    pub kl: Estimate,
+    /// Share of them at which both find the same token likeliest, 0 to 1.
+    pub top1_agreement: f64,
+}
+
+/// Runs the tokens of the reference in `engine`'s file as the engine is loaded, KV types included.
+///
+/// # Errors
+/// [`MeasureError::NoRecord`] for a file without reference, damaged records, and what the engine meets.
+pub fn agreement(engine: &mut Engine) -> Result<Agreement, MeasureError> {
+    let reference = kept(engine.file())?;
+    Ok(run_and_compare(engine, &reference)?.1)
+}
+
+/// The reference logits in a file: our own slot's, else those of a foreign trace.
+fn kept(file: &BaseFile) -> Result<Reference, MeasureError> {
+    match (Reference::of(file)?, Trace::of(file)?) {
+        (Some(reference), _) => Ok(reference),
+        (None, Some(Trace { ids, logits })) => {
+            Ok(Reference { ids, positions: vec![TRACE_TOKENS - 1], vocab: logits.len(), logits })
+        }
+        (None, None) => Err(MeasureError::NoRecord { path: file.path().to_path_buf() }),
+    }
+}
+
+/// All logits of the reference's tokens, and how they compare.
+fn run_and_compare(
+    engine: &mut Engine,
+    reference: &Reference,
+) -> Result<(Vec<f32>, Agreement), MeasureError> {
+    let vocab = engine.spec().vocab;
+    if vocab != reference.vocab {
+        return Err(MeasureError::Vocabulary { candidate: vocab, reference: reference.vocab });
+    }
+    let logits = run(engine, &reference.ids)?;
+    let (kl, agreed) = compare(reference, &logits)?;
+    let positions = reference.positions.len();
+    let top1_agreement = agreed as f64 / positions as f64;
+    Ok((logits, Agreement { positions, kl: kl.estimate(), top1_agreement }))
 }
 
 /// KL and number of equal likeliest tokens at the reference's positions.
