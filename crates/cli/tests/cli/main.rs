@@ -12,6 +12,7 @@ mod eval;
 mod export;
 mod help;
 mod hostile;
+mod measures;
 mod methods;
 mod synthetic;
 mod unfinished;

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::common::{checkpoint, converted, fixture, names, smollm2};
 
 /// A conversion of a model whose tokens have no text: its record is made, but says nothing about English.
-fn recorded(dir: &Path) -> PathBuf {
+pub fn recorded(dir: &Path) -> PathBuf {
     let source = dir.join("source");
     fs::create_dir(&source).unwrap();
     for name in ["config.json", "model.safetensors"] {
