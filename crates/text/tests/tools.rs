@@ -293,11 +293,20 @@ fn a_malformed_call_neither_vanishes_nor_swallows_the_next_one() {
         ("<tool_call></tool_call>", "`<function=` or a JSON object is missing before `</tool_call>`"),
         ("<tool_call>\nget_weather\n</tool_call>", "object is missing before `get_weather </tool_call>`"),
         ("<tool_call>\n", "object is missing before `<tool_call>`"),
-        ("<tool_call><function=></tool_call>", "the name of a function, and `>` is missing before `></tool_call>`"),
+        (
+            "<tool_call><function=></tool_call>",
+            "the name of a function, and `>` is missing before `></tool_call>`",
+        ),
         ("<tool_call><function=a\nb></tool_call>", "and `>` is missing before ` b></tool_call>`"),
         ("<tool_call><function=now</tool_call>", "and `>` is missing before `</tool_call>`"),
-        ("<tool_call><function=now></tool_call>", "`<parameter=` or `</function>` is missing before `</tool_call>`"),
-        ("<tool_call><function=now>{}</function></tool_call>", "is missing before `{}</function></tool_call>`"),
+        (
+            "<tool_call><function=now></tool_call>",
+            "`<parameter=` or `</function>` is missing before `</tool_call>`",
+        ),
+        (
+            "<tool_call><function=now>{}</function></tool_call>",
+            "is missing before `{}</function></tool_call>`",
+        ),
         (
             "<tool_call><function=f><parameter=a>1</parameter></tool_call>",
             "`</function>` is missing before `</tool_call>`",
@@ -306,11 +315,20 @@ fn a_malformed_call_neither_vanishes_nor_swallows_the_next_one() {
             "<tool_call><function=f><parameter=a>1</function>\n</tool_call>",
             "`</parameter>` is missing before `</function> </tool_call>`",
         ),
-        ("<tool_call><function=f><parameter=a\n1</parameter></function></tool_call>", "the name of a parameter"),
-        ("<tool_call><function=f></function>!</tool_call>", "`</tool_call>` is missing before `!</tool_call>`"),
+        (
+            "<tool_call><function=f><parameter=a\n1</parameter></function></tool_call>",
+            "the name of a parameter",
+        ),
+        (
+            "<tool_call><function=f></function>!</tool_call>",
+            "`</tool_call>` is missing before `!</tool_call>`",
+        ),
         ("<tool_call><function=f></function>", "`</tool_call>` is missing before `<tool_call>`"),
         ("<tool_call>{\"name\": \"f\"}}</tool_call>", "`</tool_call>` is missing before `}</tool_call>`"),
-        ("<tool_call>{\"name\": \"f\"</tool_call>", "the end of a JSON object is missing before `</tool_call>`"),
+        (
+            "<tool_call>{\"name\": \"f\"</tool_call>",
+            "the end of a JSON object is missing before `</tool_call>`",
+        ),
         ("<tool_call>{\"name\": \"f\n\"}</tool_call>", "the end of a JSON string is missing before ` \"}"),
         ("<tool_call>{\"name\": }</tool_call>", "not JSON of a name and arguments: expected value at line 1"),
         ("<tool_call>{\"arguments\": {}}</tool_call>", "missing field `name`"),
@@ -334,7 +352,9 @@ fn a_malformed_call_neither_vanishes_nor_swallows_the_next_one() {
         assert_eq!(second, &Ok(call("now", json!({}))));
     }
     let got = parse_every_way("<tool_call>I would call get_weather.", &weather());
-    let want = ["the call is malformed: `<function=` or a JSON object is missing before `I would call get_weather.`"];
+    let want = [
+        "the call is malformed: `<function=` or a JSON object is missing before `I would call get_weather.`",
+    ];
     assert_eq!(problems(&got), want, "malformed before it was cut off");
 }
 
@@ -348,7 +368,7 @@ fn json_nested_too_deep_is_a_problem() {
     assert_eq!(parse(&xml("b", &deep), &declared).calls, [Ok(call("f", json!({"b": deep})))]);
 }
 
-/// Quadratic work on these would take hours.
+/// Quadratic work on these would take many minutes.
 #[test]
 fn a_megabyte_of_tags_takes_no_longer_than_a_megabyte_of_text() {
     let declared = declared(json!({"a": {"type": "string"}}));
@@ -377,13 +397,17 @@ fn a_megabyte_of_tags_takes_no_longer_than_a_megabyte_of_text() {
         (open, "</function></tool_call"),
         (&format!("{open}</parameter>"), "\n"),
     ] {
-        let text = prefix.to_owned() + &unit.repeat((1 << 20) / unit.len());
-        let whole = parse(&text, &declared);
+        let repeated = |bytes: usize| prefix.to_owned() + &unit.repeat(bytes / unit.len());
+        let text = repeated(1 << 20);
+        let parsed = parse(&text, &declared);
+        let raw = parsed.calls.iter().filter_map(|call| call.as_ref().err());
+        let kept = parsed.content.len() + raw.map(|bad| bad.raw.len()).sum::<usize>();
+        let good = parsed.calls.iter().filter(|call| call.is_ok()).count();
+        assert!(good > 0 || kept == text.len(), "{prefix}{unit}: text is lost");
+
+        let text = repeated(1 << 18);
         let single: Vec<&str> = (0..text.len()).map(|at| &text[at..=at]).collect();
-        assert!(parse_in_pieces(&single, &declared) == whole, "{prefix}{unit}");
-        let covered: usize = whole.calls.iter().map(|call| call.as_ref().map_or_else(|bad| bad.raw.len(), |_| 0)).sum();
-        let good = whole.calls.iter().filter(|call| call.is_ok()).count();
-        assert!(good > 0 || covered + whole.content.len() == text.len(), "{prefix}{unit}: text is lost");
+        assert!(parse_in_pieces(&single, &declared) == parse(&text, &declared), "{prefix}{unit}");
     }
 }
 
@@ -415,8 +439,31 @@ fn generated(template: &ChatTemplate, content: &str, calls: &[ToolCall]) -> Stri
 
 fn texts() -> impl Strategy<Value = String> {
     let parts = proptest::sample::select(vec![
-        "<", ">", "\n", "\n\n", " ", "\"", "'", "\\", "{", "}", "[1]", "null", "007", "é", "東京", "😀", "\u{0}", "word",
-        "</parameter>", "<parameter=x>", "<parameter=", "</function>", "<function=f>", "<tool_call>", "</tool_call>",
+        "<",
+        ">",
+        "\n",
+        "\n\n",
+        " ",
+        "\"",
+        "'",
+        "\\",
+        "{",
+        "}",
+        "[1]",
+        "null",
+        "007",
+        "é",
+        "東京",
+        "😀",
+        "\u{0}",
+        "word",
+        "</parameter>",
+        "<parameter=x>",
+        "<parameter=",
+        "</function>",
+        "<function=f>",
+        "<tool_call>",
+        "</tool_call>",
     ]);
     let ends_value = regex::Regex::new(
         "</parameter>[ \n]*(<parameter=|</function>|</tool_call>)|</function>[ \n]*</tool_call>",

@@ -5,7 +5,8 @@ use basert_text::tools::{CallProblem, Declared, ToolCall, check};
 use serde_json::{Value, json};
 
 fn declare(parameters: Value) -> Declared {
-    Declared::new(&json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}])).unwrap()
+    Declared::new(&json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]))
+        .unwrap()
 }
 
 fn judge(arguments: Value, declared: &Declared) -> String {
@@ -23,7 +24,8 @@ fn a_call_to_a_function_that_nobody_declared() {
 
 #[test]
 fn arguments_missing_invented_or_allowed() {
-    let closed = json!({"type": "object", "properties": {"a": {}}, "required": ["a"], "additionalProperties": false});
+    let closed =
+        json!({"type": "object", "properties": {"a": {}}, "required": ["a"], "additionalProperties": false});
     let open = json!({"type": "object", "properties": {"a": {}}});
     let typed = json!({"type": "object", "additionalProperties": {"type": "integer"}});
     let pattern = json!({"type": "object", "patternProperties": {"^x": {}}, "additionalProperties": false});
@@ -50,7 +52,12 @@ fn values_of_the_right_type_and_out_of_bounds() {
         (json!({"type": "number"}), json!(2), json!("2"), "must be a number, and is `\"2\"`"),
         (json!({"type": ["string", "null"]}), json!(null), json!(1), "must be a string or null, and is `1`"),
         (json!({"enum": ["a", 1]}), json!(1.0), json!("b"), "is `\"b\"`, which is not in [\"a\",1]"),
-        (json!({"const": {"a": [1]}}), json!({"a": [1.0]}), json!({"a": []}), "is `{\"a\":[]}`, which is not in"),
+        (
+            json!({"const": {"a": [1]}}),
+            json!({"a": [1.0]}),
+            json!({"a": []}),
+            "is `{\"a\":[]}`, which is not in",
+        ),
         (json!({"minimum": 2}), json!(2), json!(1), "must be at least 2, and is 1"),
         (json!({"maximum": 2.5}), json!(2.5), json!(3), "must be at most 2.5, and is 3"),
         (json!({"exclusiveMinimum": 0}), json!(0.1), json!(0), "must be more than 0, and is 0"),
@@ -77,7 +84,12 @@ fn values_of_the_right_type_and_out_of_bounds() {
             "must be an integer or null, and is `\"x\"`",
         ),
         (json!({"anyOf": [{"minimum": 1}, {"minimum": 2}]}), json!(1), json!(0), "fits none of 2 schemas"),
-        (json!({"oneOf": [{"minimum": 1}, {"maximum": 3}]}), json!(0), json!(2), "more than one schema of `oneOf`"),
+        (
+            json!({"oneOf": [{"minimum": 1}, {"maximum": 3}]}),
+            json!(0),
+            json!(2),
+            "more than one schema of `oneOf`",
+        ),
         (json!({"items": [{"type": "string"}], "pattern": "^a"}), json!([1]), json!(1), "good"),
     ] {
         let declared = declare(json!({
@@ -99,7 +111,10 @@ fn a_schema_that_refers_to_itself() {
         ]}},
     }));
     assert_eq!(judge(json!({"list": {"next": {"next": null}}}), &list), "good");
-    assert_eq!(judge(json!({"list": {"next": {"next": {}}}}), &list), "argument `list.next.next.next` is missing");
+    assert_eq!(
+        judge(json!({"list": {"next": {"next": {}}}}), &list),
+        "argument `list.next.next.next` is missing"
+    );
 
     let mut doubling = json!({"type": "object", "$ref": "#/$defs/0", "$defs": {"40": {"minProperties": 9}}});
     for level in 0..40 {
@@ -130,7 +145,10 @@ fn declarations_that_cannot_be_used_say_where() {
         (parameters(json!([])), "`tools[1].parameters` is not a schema"),
         (parameters(json!({"type": "string"})), "`tools[1].parameters` is not the schema of an object"),
         (parameters(json!({"properties": []})), "`tools[1].parameters.properties` is not an object"),
-        (property(json!({"type": "strng"})), "`tools[1].parameters.properties.x.type` is \"strng\", which is no type"),
+        (
+            property(json!({"type": "strng"})),
+            "`tools[1].parameters.properties.x.type` is \"strng\", which is no type",
+        ),
         (property(json!({"type": ["string", 1]})), "properties.x.type` is 1, which is no type"),
         (property(json!({"enum": 1})), "properties.x.enum` is not an array"),
         (property(json!({"required": ["a", 1]})), "properties.x.required` is not a list of names"),

@@ -82,9 +82,13 @@ impl<'a> Judge<'a> {
             if !schema.types.meets(Types::of(value)) {
                 return Err(wrong_type(path, schema.types, value));
             }
-            if let Some(choices) = schema.choices.iter().find(|c| !c.iter().any(|choice| same(choice, value))) {
+            if let Some(choices) = schema.choices.iter().find(|c| !c.iter().any(|choice| same(choice, value)))
+            {
                 let listed = Value::Array(choices.clone()).to_string();
-                return Err(invalid(path, format!("is `{}`, which is not in {}", short(value), excerpt(&listed))));
+                return Err(invalid(
+                    path,
+                    format!("is `{}`, which is not in {}", short(value), excerpt(&listed)),
+                ));
             }
             match value {
                 Value::Number(number) => numeric(schema, number.as_f64().unwrap_or(f64::NAN), path)?,
@@ -159,7 +163,10 @@ impl<'a> Judge<'a> {
             None if parts.is_empty() => Ok(()),
             None => Err(wrong_type(path, admitting, value)),
             Some((_, problem)) if problems.is_empty() => Err(problem),
-            Some(_) => Err(invalid(path, format!("is `{}`, which fits none of {} schemas", short(value), parts.len()))),
+            Some(_) => Err(invalid(
+                path,
+                format!("is `{}`, which fits none of {} schemas", short(value), parts.len()),
+            )),
         }
     }
 
@@ -197,9 +204,7 @@ fn sized(limits: [Option<u64>; 2], size: usize, what: &str, path: &Path<'_>) -> 
     let [low, high] = limits;
     let low = low.filter(|low| size < *low).map(|low| (low, "at least"));
     match low.or(high.filter(|high| size > *high).map(|high| (high, "at most"))) {
-        Some((limit, word)) => {
-            Err(invalid(path, format!("must have {word} {limit} {what}, and has {size}")))
-        }
+        Some((limit, word)) => Err(invalid(path, format!("must have {word} {limit} {what}, and has {size}"))),
         None => Ok(()),
     }
 }
@@ -207,7 +212,9 @@ fn sized(limits: [Option<u64>; 2], size: usize, what: &str, path: &Path<'_>) -> 
 /// Equality as JSON Schema has it: `1` is `1.0`, and the order of keys does not matter.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
-        (Value::Number(x), Value::Number(y)) => x == y || ((x.is_f64() || y.is_f64()) && x.as_f64() == y.as_f64()),
+        (Value::Number(x), Value::Number(y)) => {
+            x == y || ((x.is_f64() || y.is_f64()) && x.as_f64() == y.as_f64())
+        }
         (Value::Array(x), Value::Array(y)) => x.len() == y.len() && x.iter().zip(y).all(|(x, y)| same(x, y)),
         (Value::Object(x), Value::Object(y)) => {
             x.len() == y.len() && x.iter().all(|(key, x)| y.get(key).is_some_and(|y| same(x, y)))

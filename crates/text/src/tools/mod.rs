@@ -186,7 +186,8 @@ pub fn check(call: &ToolCall, declared: &Declared) -> Result<(), CallProblem> {
 fn excerpt(text: &str) -> String {
     const LONGEST: usize = 60;
     let mut rest = text.chars();
-    let mut begin: String = rest.by_ref().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let mut begin: String =
+        rest.by_ref().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect();
     if rest.next().is_some() {
         begin.push('…');
     }

@@ -49,20 +49,37 @@ enum State {
     /// After `<tool_call>`.
     Opened,
     /// In the JSON object that begins at `start`.
-    Json { start: usize, depth: usize, string: bool, escaped: bool },
+    Json {
+        start: usize,
+        depth: usize,
+        string: bool,
+        escaped: bool,
+    },
     /// In the function's name.
-    Name { start: usize },
+    Name {
+        start: usize,
+    },
     /// Between the parameters.
     Between(Function),
     /// In a parameter's key.
-    Key { function: Function, start: usize },
+    Key {
+        function: Function,
+        start: usize,
+    },
     Value(OpenValue),
     /// After a closing tag in a value, at `end`, that counts if the right tag follows.
-    Closing { value: OpenValue, end: usize, tag: &'static str },
+    Closing {
+        value: OpenValue,
+        end: usize,
+        tag: &'static str,
+    },
     /// After all of a call but its `</tool_call>`.
     Complete(Result<ToolCall, CallProblem>),
     /// On the way to the end of a malformed call, which went wrong at `position`.
-    Lost { expected: &'static str, position: usize },
+    Lost {
+        expected: &'static str,
+        position: usize,
+    },
 }
 
 /// A function's parts so far.
@@ -217,13 +234,7 @@ impl ToolParser {
 
     /// Finds the end of a JSON object by its brackets. Outside of strings JSON has no `<`, and inside no line break, so
     /// that a bracket or quote too few does not swallow what follows the call.
-    fn json(
-        &mut self,
-        start: usize,
-        mut depth: usize,
-        mut string: bool,
-        mut escaped: bool,
-    ) -> (State, bool) {
+    fn json(&mut self, start: usize, mut depth: usize, mut string: bool, mut escaped: bool) -> (State, bool) {
         for (offset, byte) in self.rest().bytes().enumerate() {
             match byte {
                 _ if escaped => escaped = false,

@@ -122,7 +122,8 @@ impl Schemas {
         let mut targets = BTreeMap::new();
         while let Some((pointer, from)) = reader.pending.pop() {
             if !targets.contains_key(&pointer) {
-                let target = value.pointer(&pointer).ok_or_else(|| TextError::field(from, "leads nowhere"))?;
+                let target =
+                    value.pointer(&pointer).ok_or_else(|| TextError::field(from, "leads nowhere"))?;
                 let schema = reader.schema(target, &format!("{path}{}", pointer.replace('/', ".")))?;
                 targets.insert(pointer, schema);
             }
@@ -166,7 +167,10 @@ impl Reader<'_> {
             additional: self.inner(additional, path, "additionalProperties")?,
             items: self.inner(items, path, "items")?,
             range: [number(object, path, "minimum")?, number(object, path, "maximum")?],
-            open_range: [number(object, path, "exclusiveMinimum")?, number(object, path, "exclusiveMaximum")?],
+            open_range: [
+                number(object, path, "exclusiveMinimum")?,
+                number(object, path, "exclusiveMaximum")?,
+            ],
             length: [size(object, path, "minLength")?, size(object, path, "maxLength")?],
             count: [size(object, path, "minItems")?, size(object, path, "maxItems")?],
             all_of: self.list(object, path, "allOf")?,
@@ -223,7 +227,11 @@ impl Reader<'_> {
         let pointer = pointer.filter(|p| p.is_empty() || p.starts_with('/'));
         let pointer = pointer.ok_or_else(|| wrong(path, "$ref", "is not of the form `#/...`"))?;
         if self.document.pointer(pointer).is_none() {
-            return Err(wrong(path, "$ref", &format!("leads nowhere: there is no `{pointer}` in the schema")));
+            return Err(wrong(
+                path,
+                "$ref",
+                &format!("leads nowhere: there is no `{pointer}` in the schema"),
+            ));
         }
         self.pending.push((pointer.to_owned(), format!("{path}.$ref")));
         Ok(Some(pointer.to_owned()))
@@ -236,7 +244,9 @@ fn wrong(path: &str, keyword: &str, problem: &str) -> TextError {
 
 fn types(object: &Map<String, Value>, path: &str) -> Result<Types, TextError> {
     let one = |name: &Value| {
-        name.as_str().and_then(Types::named).ok_or_else(|| wrong(path, "type", &format!("is {name}, which is no type")))
+        name.as_str()
+            .and_then(Types::named)
+            .ok_or_else(|| wrong(path, "type", &format!("is {name}, which is no type")))
     };
     match object.get("type") {
         None => Ok(Types::ANY),
@@ -267,8 +277,7 @@ fn required(object: &Map<String, Value>, path: &str) -> Result<Vec<String>, Text
 }
 
 fn number(object: &Map<String, Value>, path: &str, keyword: &str) -> Result<Option<f64>, TextError> {
-    let number =
-        |value: &Value| value.as_f64().ok_or_else(|| wrong(path, keyword, "is not a number"));
+    let number = |value: &Value| value.as_f64().ok_or_else(|| wrong(path, keyword, "is not a number"));
     object.get(keyword).map(number).transpose()
 }
 

@@ -80,8 +80,7 @@ pub(super) fn json_call(json: &str) -> Result<ToolCall, CallProblem> {
         #[serde(default)]
         arguments: Arguments,
     }
-    let call: Call =
-        serde_json::from_str(json).map_err(|e| CallProblem::Json { reason: e.to_string() })?;
+    let call: Call = serde_json::from_str(json).map_err(|e| CallProblem::Json { reason: e.to_string() })?;
     match call.arguments.repeated {
         Some(path) => Err(CallProblem::Repeated { path }),
         None => Ok(ToolCall { name: call.name, arguments: call.arguments.values }),
