@@ -4,6 +4,7 @@
 mod common;
 
 use std::path::Path;
+use std::sync::LazyLock;
 
 use basert_text::ChatTemplate;
 use basert_text::tools::{CallProblem, Declared, Parsed, Piece, ToolCall, ToolParser, check, parse};
@@ -412,13 +413,13 @@ fn a_megabyte_of_tags_takes_no_longer_than_a_megabyte_of_text() {
 }
 
 /// The demo's template, and Qwen 3.5's own where it is.
-fn templates() -> Vec<ChatTemplate> {
+static TEMPLATES: LazyLock<Vec<ChatTemplate>> = LazyLock::new(|| {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/train-demo/chat_template.jinja");
     let own = std::fs::read_to_string(path).unwrap();
     let others = common::outside_fixture("tokenizer/chat_template.jinja");
     let compile = |source: String| ChatTemplate::new(&source, None, Some("<|im_end|>")).unwrap();
     [Some(own), others].into_iter().flatten().map(compile).collect()
-}
+});
 
 /// What the model would have generated for this message, by the template.
 fn generated(template: &ChatTemplate, content: &str, calls: &[ToolCall]) -> String {
@@ -540,8 +541,8 @@ proptest! {
             prop_assert_eq!(check(call, &declared), Ok(()));
         }
         let want = Parsed { content: content.trim().to_owned(), calls: calls.iter().cloned().map(Ok).collect() };
-        for template in templates() {
-            let text = generated(&template, &content, &calls);
+        for template in TEMPLATES.iter() {
+            let text = generated(template, &content, &calls);
             prop_assert_eq!(parse(&text, &declared), want.clone(), "{}", text);
         }
         let json: Vec<String> = calls
