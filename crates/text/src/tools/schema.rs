@@ -1,6 +1,7 @@
 //! The judged part of JSON Schema, checked once and held as data.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use serde_json::{Map, Value};
 
@@ -117,15 +118,19 @@ pub(super) struct Schemas {
 impl Schemas {
     /// Reads a schema; `path` names it in errors.
     pub(super) fn new(value: &Value, path: &str) -> Result<Self, TextError> {
-        let mut reader = Reader { document: value, pending: Vec::new() };
+        let mut reader = Reader { pending: Vec::new() };
         let root = reader.schema(value, path)?;
         let mut targets = BTreeMap::new();
         while let Some((pointer, from)) = reader.pending.pop() {
-            if !targets.contains_key(&pointer) {
-                let target =
-                    value.pointer(&pointer).ok_or_else(|| TextError::field(from, "leads nowhere"))?;
+            if let Entry::Vacant(slot) = targets.entry(pointer) {
+                let pointer = slot.key();
+                let nowhere = || {
+                    let problem = format!("leads nowhere: there is no `{pointer}` in the schema");
+                    TextError::field(from.as_str(), problem)
+                };
+                let target = value.pointer(pointer).ok_or_else(nowhere)?;
                 let schema = reader.schema(target, &format!("{path}{}", pointer.replace('/', ".")))?;
-                targets.insert(pointer, schema);
+                slot.insert(schema);
             }
         }
         Ok(Self { root, targets })
@@ -141,13 +146,12 @@ impl Schemas {
     }
 }
 
-struct Reader<'a> {
-    document: &'a Value,
+struct Reader {
     /// References whose targets have not been read: the JSON pointer, and where it was found.
     pending: Vec<(String, String)>,
 }
 
-impl Reader<'_> {
+impl Reader {
     fn schema(&mut self, value: &Value, path: &str) -> Result<Schema, TextError> {
         let nothing = Map::new();
         let (types, object) = match value {
@@ -226,13 +230,6 @@ impl Reader<'_> {
         let pointer = reference.as_str().and_then(|r| r.strip_prefix('#'));
         let pointer = pointer.filter(|p| p.is_empty() || p.starts_with('/'));
         let pointer = pointer.ok_or_else(|| wrong(path, "$ref", "is not of the form `#/...`"))?;
-        if self.document.pointer(pointer).is_none() {
-            return Err(wrong(
-                path,
-                "$ref",
-                &format!("leads nowhere: there is no `{pointer}` in the schema"),
-            ));
-        }
         self.pending.push((pointer.to_owned(), format!("{path}.$ref")));
         Ok(Some(pointer.to_owned()))
     }
