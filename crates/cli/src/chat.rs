@@ -22,7 +22,8 @@ const HELP: &str = "\
 /exit   end, as ^D does
 /help   show this
 //text  send /text as a message
-A line that ends in \\ goes on in the next one. ^C stops the answer.";
+A line that ends in \\ goes on in the next one. ^C stops the answer.
+";
 
 /// Runs the command.
 pub fn run(args: &ChatArgs) -> Outcome {
@@ -100,7 +101,7 @@ impl Chat {
             let done = match input.next()? {
                 Entry::Exit => return Ok(()),
                 Entry::Nothing => Ok(()),
-                Entry::Help => output::print(&format!("{HELP}\n")),
+                Entry::Help => output::print(HELP),
                 Entry::Clear => {
                     self.clear();
                     Ok(())
