@@ -131,6 +131,8 @@ impl Terminal {
             use rustix::termios::{OptionalActions, tcsetattr};
             // The process ends; there is no one to tell.
             let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, settings);
+            // The editor has pasted text bracketed; it had no time to end that, and the line is not over.
+            let _ = rustix::io::write(rustix::stdio::stdout(), b"\x1b[?2004l\n");
         }
     }
 }
