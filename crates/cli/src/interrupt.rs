@@ -80,8 +80,11 @@ impl Turns {
             let is_interrupt = c_int::from(signal) == SIGINT;
             let stops =
                 || now.compare_exchange(ANSWERING, STOPPING, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-            if !(is_interrupt && (stops() || now.load(Ordering::SeqCst) == EDITING)) {
-                terminal.restore();
+            let editing = now.load(Ordering::SeqCst) == EDITING;
+            if !(is_interrupt && (stops() || editing)) {
+                if editing {
+                    terminal.restore();
+                }
                 exit(signal);
             }
         })?;
