@@ -10,7 +10,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Args, Command as Grammar, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::options::{
-    KvChoice, PromptOptions, RunOptions, SamplingOptions, WorkOptions, any_kv, positive, stop_string,
+    AnswerOptions, KvChoice, PromptOptions, RunOptions, SamplingOptions, WorkOptions, any_kv, positive,
 };
 
 /// Turn a checkpoint into one verified .base file and run it.
@@ -95,6 +95,10 @@ pub enum Command {
     /// Show what a .base file contains
     #[command(after_help = INSPECT_EXAMPLES)]
     Inspect(InspectArgs),
+
+    /// Talk to a model
+    #[command(after_help = CHAT_HELP)]
+    Chat(Box<ChatArgs>),
 
     /// Continue a prompt, or answer a chat message, and stream the text
     #[command(after_help = COMPLETE_EXAMPLES)]
@@ -280,7 +284,7 @@ such tensors are refused unless --outtype names a type for them.";
 
 #[derive(Args, Debug)]
 pub struct ExportArgs {
-    /// A .base file
+    /// A .base file; or NAME for NAME.base here, in models/ or in $BASERT_MODELS
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 
@@ -339,7 +343,7 @@ Examples:
 
 #[derive(Args, Debug)]
 pub struct InspectArgs {
-    /// A .base file
+    /// A .base file; or NAME for NAME.base here, in models/ or in $BASERT_MODELS
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 
@@ -367,7 +371,7 @@ with this version's arithmetic, whatever the CPU. Status 1 if anything differs."
 
 #[derive(Args, Debug)]
 pub struct VerifyArgs {
-    /// A .base file
+    /// A .base file; or NAME for NAME.base here, in models/ or in $BASERT_MODELS
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 
@@ -383,6 +387,52 @@ pub struct VerifyArgs {
     pub json: bool,
 }
 
+const CHAT_HELP: &str = "\
+Examples:
+  basert chat qwen3.base
+  basert chat qwen3 --system 'Be brief.' --no-think
+  printf 'My name is Ada.\\nWhat is my name?\\n' | basert chat qwen3 --temp 0
+
+Commands: /clear begins a new conversation, /exit or ^D ends, /help shows them; //text sends /text. A line that ends \
+in \\ goes on in the next one.
+
+^C stops the answer, not the conversation: what was said so far stays part of it. A second ^C before the answer has \
+stopped ends the process. Thinking is shown dim (between tags where NO_COLOR is set), and speed is shown after every answer.
+
+Unless standard input and output are both terminals, every line that is not empty is a message: answers, each ended by a \
+newline, go to standard output without their thinking, and whatever would be refused at the prompt ends the run with status 1.
+
+The conversation is read anew only where the template changed what the model has read; otherwise an answer continues. \
+With --seed N, answer K is drawn with seed N + K - 1, counted from 1.";
+
+#[derive(Args, Debug)]
+pub struct ChatArgs {
+    /// A .base file with a chat template; or NAME for NAME.base here, in models/ or in $BASERT_MODELS
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+
+    /// System message at the beginning of every conversation
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub system: Option<String>,
+
+    /// Ask the template for answers without a thinking part
+    #[arg(long)]
+    pub no_think: bool,
+
+    #[command(flatten)]
+    pub sampling: SamplingOptions,
+
+    #[command(flatten)]
+    pub answer: AnswerOptions,
+
+    #[command(flatten)]
+    pub run: RunOptions,
+
+    /// Show what was selected: instruction set, threads, weights, KV types, context, memory; and speed in a pipe, too
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
 const COMPLETE_EXAMPLES: &str = "\
 Examples:
   basert complete qwen3.base -p 'Once upon a time' --max-tokens 64
@@ -396,7 +446,7 @@ Results do not depend on --threads.";
 
 #[derive(Args, Debug)]
 pub struct CompleteArgs {
-    /// A .base file
+    /// A .base file; or NAME for NAME.base here, in models/ or in $BASERT_MODELS
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
 
@@ -406,16 +456,8 @@ pub struct CompleteArgs {
     #[command(flatten)]
     pub sampling: SamplingOptions,
 
-    /// Most tokens to generate [default: as many as the context holds]
-    #[arg(short = 'n', long, value_name = "N", value_parser = positive, help_heading = "Stopping")]
-    pub max_tokens: Option<usize>,
-
-    /// Stop before this text; may be given several times
-    #[arg(
-        long, value_name = "TEXT", value_parser = stop_string, allow_hyphen_values = true,
-        help_heading = "Stopping"
-    )]
-    pub stop: Vec<String>,
+    #[command(flatten)]
+    pub answer: AnswerOptions,
 
     /// Do not stop at end-of-sequence tokens
     #[arg(long, help_heading = "Stopping")]
@@ -454,7 +496,7 @@ Results do not depend on --threads or --chunk.";
 
 #[derive(Args, Debug)]
 pub struct EvalArgs {
-    /// .base files
+    /// .base files; or NAME for NAME.base here, in models/ or in $BASERT_MODELS
     #[arg(value_name = "MODEL", required = true)]
     pub models: Vec<PathBuf>,
 

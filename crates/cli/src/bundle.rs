@@ -9,17 +9,19 @@ use basert_engine::SamplingParams;
 use basert_format::{BaseFile, Header};
 use basert_model::{Arch, Config, ModelError, ModelSpec};
 use basert_text::{ChatTemplate, Tokenizer};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use crate::failure::{Failure, Outcome};
+use crate::locate::locate;
 use crate::options::Recommended;
 use crate::output;
 
-/// Opens a `.base` file; what is not one gets a hint how to make one of it.
+/// Opens a `.base` file, given by its path or by [name](locate); what is not one gets a hint how to make one of it.
 ///
 /// # Errors
 /// As [`BaseFile::open`].
-pub fn open(path: &Path) -> Outcome<BaseFile> {
+pub fn open(model: &Path) -> Outcome<BaseFile> {
+    let path = &locate(model)?;
     let found = path.metadata();
     if let Err(e) = &found
         && e.kind() == std::io::ErrorKind::NotFound
@@ -164,27 +166,18 @@ impl Bundle {
         model(self.file.header()).ok().and_then(|spec| spec.max_context)
     }
 
-    /// A system message, if any, and a user message as the model's template writes them, up to where the answer
-    /// begins.
+    /// The model's chat template.
     ///
     /// # Errors
-    /// A file without a template, or a template that refuses the conversation.
-    pub fn render_chat(&self, system: Option<&str>, user: &str, no_think: bool) -> Outcome<String> {
-        let tokenizer = self.tokenizer()?;
-        let template =
-            ChatTemplate::of(tokenizer).map_err(|e| Failure::from_error(&e))?.ok_or_else(|| {
-                Failure::new(format!("{} has no chat template", self.file.path().display()))
-                    .hint("leave out --chat and write the prompt as the model was trained to see it")
-            })?;
+    /// A file without one, or without a tokenizer.
+    pub fn chat_template(&self) -> Outcome<ChatTemplate> {
+        let template = ChatTemplate::of(self.tokenizer()?).map_err(|e| Failure::from_error(&e))?;
+        template.ok_or_else(|| Failure::new(format!("{} has no chat template", self.file.path().display())))
+    }
 
-        let system = system.map(|text| json!({"role": "system", "content": text}));
-        let messages: Vec<Value> =
-            system.into_iter().chain([json!({"role": "user", "content": user})]).collect();
-        let mut kwargs = Map::from_iter([("add_generation_prompt".to_owned(), json!(true))]);
-        if no_think {
-            kwargs.insert("enable_thinking".to_owned(), json!(false));
-        }
-        template.render(&messages.into(), None, &kwargs).map_err(|e| Failure::from_error(&e))
+    /// The file behind the bundle.
+    pub fn path(&self) -> &Path {
+        self.file.path()
     }
 
     /// Whether the chat template has a switch for thinking.
@@ -250,6 +243,8 @@ fn recommended(config: &Value) -> Recommended {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

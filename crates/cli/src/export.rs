@@ -7,11 +7,13 @@ use serde_json::json;
 use crate::args::ExportArgs;
 use crate::convert::{Bar, failed, guarded, show_written};
 use crate::failure::{Failure, Outcome};
+use crate::locate::locate;
 use crate::{bundle, place};
 
 /// Runs the command.
 pub fn run(args: &ExportArgs) -> Outcome {
-    let ExportArgs { file, gguf, .. } = args;
+    let ExportArgs { gguf, .. } = args;
+    let file = &locate(&args.file)?;
     if same_file(file, gguf) {
         return Err(Failure::new(format!("{} is both source and output", file.display())));
     }

@@ -50,6 +50,96 @@ impl Interrupt {
     }
 }
 
+/// What ^C means in a command that converses: it stops an answer, and ends the process when there is none. SIGTERM and
+/// SIGHUP always end it.
+pub struct Turns {
+    phase: Arc<AtomicU8>,
+    /// The phase between answers.
+    between: u8,
+}
+
+/// ^C ends the process.
+const ENDS: u8 = 0;
+/// ^C asks the answer to stop.
+const ANSWERING: u8 = 1;
+/// It was asked; the next ^C ends the process.
+const STOPPING: u8 = 2;
+/// ^C does nothing.
+const EDITING: u8 = 3;
+
+impl Turns {
+    /// ^C ends the process for now.
+    ///
+    /// # Errors
+    /// When the system refuses the handler.
+    pub fn install() -> Outcome<Turns> {
+        let phase = Arc::new(AtomicU8::new(ENDS));
+        let now = Arc::clone(&phase);
+        let terminal = Terminal::save();
+        handle(move |signal| {
+            let is_interrupt = c_int::from(signal) == SIGINT;
+            let stops =
+                || now.compare_exchange(ANSWERING, STOPPING, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+            let editing = now.load(Ordering::SeqCst) == EDITING;
+            if !(is_interrupt && (stops() || editing)) {
+                if editing {
+                    terminal.restore();
+                }
+                exit(signal);
+            }
+        })?;
+        Ok(Turns { phase, between: ENDS })
+    }
+
+    /// From now on ^C between answers does nothing: the line editor reads it itself, and one that arrives as a signal came
+    /// a moment too late for an answer.
+    pub fn leave_to_editor(&mut self) {
+        self.between = EDITING;
+        self.phase.store(EDITING, Ordering::SeqCst);
+    }
+
+    /// From now on ^C stops the answer, until the value is dropped.
+    pub fn answering(&self) -> Answering<'_> {
+        self.phase.store(ANSWERING, Ordering::SeqCst);
+        Answering(self)
+    }
+}
+
+/// An answer is being made.
+pub struct Answering<'a>(&'a Turns);
+
+impl Answering<'_> {
+    /// Whether the answer should stop.
+    pub fn stop_requested(&self) -> bool {
+        self.0.phase.load(Ordering::SeqCst) == STOPPING
+    }
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.0.phase.store(self.0.between, Ordering::SeqCst);
+    }
+}
+
+/// How the terminal was set before a line editor changed it.
+struct Terminal(Option<rustix::termios::Termios>);
+
+impl Terminal {
+    fn save() -> Terminal {
+        Terminal(rustix::termios::tcgetattr(rustix::stdio::stdin()).ok())
+    }
+
+    fn restore(&self) {
+        if let Some(settings) = &self.0 {
+            use rustix::termios::{OptionalActions, tcsetattr};
+            // The process ends; there is no one to tell.
+            let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, settings);
+            // The editor has pasted text bracketed; it had no time to end that, and the line is not over.
+            let _ = rustix::io::write(rustix::stdio::stdout(), b"\x1b[?2004l\n");
+        }
+    }
+}
+
 /// From now on ^C runs `clean_up` on a thread of its own and ends the process, whatever the other threads do.
 ///
 /// # Errors

@@ -1,20 +1,24 @@
 //! The `basert` command: arguments in, words out, no logic of its own.
 //!
-//! One module per command (`convert`, `export`, `profiles`, `verify`, `inspect`, `complete`, `eval`).
+//! One module per command (`convert`, `export`, `profiles`, `verify`, `inspect`, `chat`, `complete`, `eval`).
 //! `args` and `options` say what can be typed,
 //! `output` is the only place that writes to the terminal, `failure` is how a command ends badly. Exit status: 0
 //! when all is well, 1 on an error, 2 on wrong usage, 128 and the number of a signal that ended it (130 after ^C).
 
+mod answer;
 mod args;
 mod bundle;
 mod calibrate;
+mod chat;
 mod complete;
+mod conversation;
 mod convert;
 mod eval;
 mod export;
 mod failure;
 mod inspect;
 mod interrupt;
+mod locate;
 mod options;
 mod output;
 mod place;
@@ -37,6 +41,7 @@ fn main() -> ExitCode {
         Command::Profiles(args) => profiles::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Chat(args) => chat::run(&args),
         Command::Complete(args) => complete::run(&args),
         Command::Eval(args) => eval::run(&args),
     });

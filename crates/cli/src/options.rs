@@ -16,6 +16,7 @@ use crate::failure::{Failure, Outcome};
 const ENGINE: &str = "Engine";
 const PROMPT: &str = "Prompt";
 const SAMPLING: &str = "Sampling";
+const STOPPING: &str = "Stopping";
 
 /// How many threads work on files.
 #[derive(Args, Clone, Copy, Debug)]
@@ -273,6 +274,21 @@ pub struct PromptSource {
     /// The prompt as token ids, nothing added
     #[arg(long, value_name = "1,2,3", value_delimiter = ',', help_heading = PROMPT)]
     pub prompt_ids: Option<Vec<u32>>,
+}
+
+/// When an answer ends.
+#[derive(Args, Clone, Debug)]
+pub struct AnswerOptions {
+    /// Most tokens to generate per answer [default: as many as the context holds]
+    #[arg(short = 'n', long, value_name = "N", value_parser = positive, help_heading = STOPPING)]
+    pub max_tokens: Option<usize>,
+
+    /// Stop before this text; may be given several times
+    #[arg(
+        long, value_name = "TEXT", value_parser = stop_string, allow_hyphen_values = true,
+        help_heading = STOPPING
+    )]
+    pub stop: Vec<String>,
 }
 
 /// How tokens are picked.

@@ -65,6 +65,22 @@ fn write_line(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
+/// One line on standard error that a reader may pass over: dim on a terminal.
+pub fn aside(line: &str) {
+    let line = escaped(line);
+    if stderr_is_terminal() && !no_color() { write_line(&dim(&line)) } else { write_line(&line) }
+}
+
+/// `text` in faint letters, for a terminal.
+pub fn dim(text: &str) -> String {
+    format!("\x1b[2m{text}\x1b[0m")
+}
+
+/// Whether the user wants no colours (<https://no-color.org>).
+pub fn no_color() -> bool {
+    std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+}
+
 /// The last words of a failed command.
 pub fn report(failure: &Failure) {
     if let Failure::Error { message, hint } = failure {
@@ -75,9 +91,9 @@ pub fn report(failure: &Failure) {
     }
 }
 
-/// `label: text`, the label in an ANSI colour on a terminal (see <https://no-color.org>).
+/// `label: text`, the label in an ANSI colour on a terminal.
 fn labelled(label: &str, colour: &str, text: &str) {
-    let plain = !stderr_is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+    let plain = !stderr_is_terminal() || no_color();
     let text = escaped(text);
     if plain {
         write_line(&format!("{label}: {text}"));

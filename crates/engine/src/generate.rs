@@ -1,4 +1,5 @@
-//! One prompt to one answer: chunked prefill, then decode until something says stop.
+//! One prompt to one answer: chunked prefill, then decode until something says stop. A [`Session`] goes on from where
+//! the last answer ended.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -52,7 +53,9 @@ pub struct Generation {
     pub finish: Finish,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Time for all prompt tokens.
+    /// Those of them that the sequence held already.
+    pub kept_tokens: usize,
+    /// Time for the prompt tokens that were run.
     pub prefill: Duration,
     /// Time from the start to the first token.
     pub first_token: Duration,
@@ -71,71 +74,126 @@ pub fn generate(
     params: &GenerateParams,
     on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
 ) -> Result<Generation, EngineError> {
-    params.sampling.validate(engine.spec().vocab)?;
-    let context = engine.selected().context;
-    if prompt.is_empty() {
-        return Err(EngineError::EmptyPrompt);
-    }
-    if prompt.len() > context {
-        return Err(EngineError::ContextFull { needed: prompt.len(), context });
-    }
-    let sequence = engine.new_sequence()?;
-    let result = answer(engine, sequence, prompt, params, on_event);
-    engine.release(sequence);
+    let mut session = Session::default();
+    let result = session.generate(engine, prompt, params, on_event);
+    session.clear(engine);
     result
 }
 
-fn answer(
-    engine: &mut Engine,
-    sequence: SequenceId,
-    prompt: &[u32],
-    params: &GenerateParams,
-    on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
-) -> Result<Generation, EngineError> {
-    let start = Instant::now();
-    let mut sampler = Sampler::new(params.sampling.clone(), prompt);
-    let chunk = params.prefill_chunk.unwrap_or(usize::MAX).clamp(1, engine.step_tokens());
-    let total = prompt.len();
-    let (mut done, mut next, mut stopped) = (0, None, false);
-    for tokens in prompt.chunks(chunk) {
-        done += tokens.len();
-        let wanted = if done == total && params.max_tokens > 0 { WantLogits::Last } else { WantLogits::None };
-        let mut logits = engine.step(&[TokenRun { sequence, tokens, logits: wanted }])?;
-        stopped = on_event(Event::Prefilled { done, total }).is_break();
-        if stopped {
-            break;
+/// A sequence that lives from one answer to the next, and the tokens that it holds.
+///
+/// It belongs to the engine of its first answer, and occupies one of its sequences until [`clear`](Self::clear).
+#[derive(Debug, Default)]
+pub struct Session {
+    sequence: Option<SequenceId>,
+    /// What the sequence has run, in order.
+    tokens: Vec<u32>,
+}
+
+impl Session {
+    /// As [`generate`], but if `prompt` goes on from the tokens that the sequence holds (the earlier prompts and answers),
+    /// only what is new is run. Otherwise the sequence is replaced by a fresh one: recurrent states cannot be rewound.
+    /// Which of the two happens cannot be seen in the answer.
+    ///
+    /// # Errors
+    /// As [`generate`]. What was run before the error stays in the sequence.
+    pub fn generate(
+        &mut self,
+        engine: &mut Engine,
+        prompt: &[u32],
+        params: &GenerateParams,
+        on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
+    ) -> Result<Generation, EngineError> {
+        params.sampling.validate(engine.spec().vocab)?;
+        let context = engine.selected().context;
+        if prompt.is_empty() {
+            return Err(EngineError::EmptyPrompt);
         }
-        if wanted == WantLogits::Last {
+        if prompt.len() > context {
+            return Err(EngineError::ContextFull { needed: prompt.len(), context });
+        }
+        // The last token has to be run again where nothing is new: its logits are gone.
+        if !(prompt.len() > self.tokens.len() && prompt.starts_with(&self.tokens)) {
+            self.clear(engine);
+        }
+        let sequence = match self.sequence {
+            Some(sequence) => sequence,
+            None => *self.sequence.insert(engine.new_sequence()?),
+        };
+        self.answer(engine, sequence, prompt, params, on_event)
+    }
+
+    /// Tokens that the sequence holds.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Forgets everything and releases the sequence.
+    pub fn clear(&mut self, engine: &mut Engine) {
+        self.tokens.clear();
+        if let Some(sequence) = self.sequence.take() {
+            engine.release(sequence);
+        }
+    }
+
+    fn answer(
+        &mut self,
+        engine: &mut Engine,
+        sequence: SequenceId,
+        prompt: &[u32],
+        params: &GenerateParams,
+        on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
+    ) -> Result<Generation, EngineError> {
+        let start = Instant::now();
+        let mut sampler = Sampler::new(params.sampling.clone(), prompt);
+        let chunk = params.prefill_chunk.unwrap_or(usize::MAX).clamp(1, engine.step_tokens());
+        let (kept, total) = (self.tokens.len(), prompt.len());
+        let (mut next, mut stopped) = (None, false);
+        for tokens in prompt[kept..].chunks(chunk) {
+            let done = self.tokens.len() + tokens.len();
+            let last = done == total && params.max_tokens > 0;
+            let logits = if last { WantLogits::Last } else { WantLogits::None };
+            let mut logits = engine.step(&[TokenRun { sequence, tokens, logits }])?;
+            self.tokens.extend_from_slice(tokens);
+            stopped = on_event(Event::Prefilled { done, total }).is_break();
+            if stopped {
+                break;
+            }
+            if last {
+                next = Some(sampler.sample(logits.row_mut(0))?);
+            }
+        }
+        let prefill = start.elapsed();
+        let mut generation = Generation {
+            ids: Vec::new(),
+            finish: if stopped { Finish::Stop } else { Finish::Length },
+            prompt_tokens: total,
+            kept_tokens: kept,
+            prefill,
+            first_token: prefill,
+            decode: Duration::ZERO,
+        };
+        // A context of n positions holds n - 1 fed tokens before the last sampled one.
+        while let Some(token) = next {
+            if params.eos.contains(&token) {
+                generation.finish = Finish::Stop;
+                break;
+            }
+            generation.ids.push(token);
+            if on_event(Event::Token(token)).is_break() {
+                generation.finish = Finish::Stop;
+                break;
+            }
+            let full = self.tokens.len() == engine.selected().context;
+            if generation.ids.len() >= params.max_tokens || full {
+                break;
+            }
+            let run = TokenRun { sequence, tokens: &[token], logits: WantLogits::Last };
+            let mut logits = engine.step(&[run])?;
+            self.tokens.push(token);
             next = Some(sampler.sample(logits.row_mut(0))?);
         }
+        generation.decode = start.elapsed() - prefill;
+        Ok(generation)
     }
-    let prefill = start.elapsed();
-    let mut generation = Generation {
-        ids: Vec::new(),
-        finish: if stopped { Finish::Stop } else { Finish::Length },
-        prompt_tokens: prompt.len(),
-        prefill,
-        first_token: prefill,
-        decode: Duration::ZERO,
-    };
-    // A context of n positions holds n - 1 fed tokens before the last sampled one.
-    while let Some(token) = next {
-        if params.eos.contains(&token) {
-            generation.finish = Finish::Stop;
-            break;
-        }
-        generation.ids.push(token);
-        if on_event(Event::Token(token)).is_break() {
-            generation.finish = Finish::Stop;
-            break;
-        }
-        let full = engine.position(sequence)? == engine.selected().context;
-        if generation.ids.len() >= params.max_tokens || full {
-            break;
-        }
-        let run = TokenRun { sequence, tokens: &[token], logits: WantLogits::Last };
-        next = Some(sampler.sample(engine.step(&[run])?.row_mut(0))?);
-    }
-    generation.decode = start.elapsed() - prefill;
-    Ok(generation)
 }

@@ -1,7 +1,8 @@
 //! Weights, caches and the step: a `.base` file becomes logits, and logits become tokens.
 //!
 //! [`Engine`] binds the tensors of a file to the layers of a [`basert_model::ModelSpec`], owns the KV pages
-//! and recurrent states of its sequences, and runs steps; [`generate`] is the single-user loop over it, and
+//! and recurrent states of its sequences, and runs steps; [`generate`] is the single-user loop over it, [`Session`] keeps
+//! its sequence for a next answer, and
 //! [`Sampler`] picks tokens. Arithmetic lives in `basert-kernels`; there is no text, no network and no file
 //! writing here. A token's logits never depend on what else is in the step.
 
@@ -24,7 +25,7 @@ pub use engine::{
 };
 pub use error::EngineError;
 pub use forward::{LinearInput, Watch};
-pub use generate::{Event, Finish, GenerateParams, Generation, generate};
+pub use generate::{Event, Finish, GenerateParams, Generation, Session, generate};
 pub use plan::MemoryPlan;
 pub use sampler::{Sampler, SamplingParams, argmax};
 pub use stream::stream;

@@ -3,7 +3,11 @@
 
 mod common;
 
-use basert_engine::{Engine, Options, TokenRun, WantLogits};
+use std::ops::ControlFlow;
+
+use basert_engine::{
+    Engine, Event, GenerateParams, Options, SamplingParams, Session, TokenRun, WantLogits, generate,
+};
 use basert_kernels::Isa;
 use common::{Golden, KV_F16, assert_same_bits, converted, fixture, load, load_with, logits};
 
@@ -102,4 +106,60 @@ fn neighbours_in_a_batch_never_change_a_result() {
         }
         assert_same_bits(&again, &solo, &format!("{model}, reversed batch"));
     }
+}
+
+#[test]
+fn a_continued_sequence_answers_as_a_fresh_one() {
+    for model in MODELS {
+        let file = converted(&fixture(model), "base-q4");
+        let options = Options { sequences: 2, kv: KV_F16, ..Options::default() };
+        let mut engine = load_with(&file.path, options);
+        let ids = prompt(model);
+        let sampling =
+            SamplingParams { temperature: 1.0, repetition_penalty: 1.1, seed: 5, ..Default::default() };
+        let params = GenerateParams { sampling, max_tokens: 12, eos: Vec::new(), prefill_chunk: Some(7) };
+        let go = &mut |_: Event| ControlFlow::Continue(());
+
+        let mut session = Session::default();
+        let first = session.generate(&mut engine, &ids[..40], &params, go).unwrap();
+        assert_eq!(session.tokens().len(), 51, "the last token was not run");
+        let continued = [&ids[..40], &first.ids, &ids[40..90]].concat();
+        let second = session.generate(&mut engine, &continued, &params, go).unwrap();
+        assert_eq!((second.kept_tokens, second.prompt_tokens), (51, 102), "{model}");
+        let fresh = generate(&mut engine, &continued, &params, go).unwrap();
+        assert_eq!((second.ids, 0), (fresh.ids, fresh.kept_tokens), "{model}");
+
+        // One edited token, an earlier state, and the very same prompt are fresh starts.
+        let mut edited = continued.clone();
+        edited[50] ^= 1;
+        for other in [&edited, &continued[..60], &continued[..60]] {
+            let answer = session.generate(&mut engine, other, &params, go).unwrap();
+            assert_eq!(answer.kept_tokens, 0, "{model}");
+            assert_eq!(answer.ids, generate(&mut engine, other, &params, go).unwrap().ids, "{model}");
+        }
+        session.clear(&mut engine);
+        engine.new_sequence().unwrap();
+        engine.new_sequence().unwrap();
+    }
+}
+
+#[test]
+fn a_stopped_prefill_is_continued_where_it_stopped() {
+    let file = converted(&fixture("toy-hybrid"), "base-q4");
+    let mut engine = load(&file.path, KV_F16);
+    let ids = prompt("toy-hybrid");
+    let params = GenerateParams {
+        sampling: SamplingParams::default(),
+        max_tokens: 5,
+        eos: Vec::new(),
+        prefill_chunk: Some(30),
+    };
+    let mut session = Session::default();
+    let stopped = session.generate(&mut engine, &ids, &params, &mut |_| ControlFlow::Break(())).unwrap();
+    assert_eq!((stopped.ids.len(), session.tokens()), (0, &ids[..30]));
+    let rest = session.generate(&mut engine, &ids, &params, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(rest.kept_tokens, 30);
+    session.clear(&mut engine);
+    let fresh = generate(&mut engine, &ids, &params, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(rest.ids, fresh.ids);
 }

@@ -74,6 +74,10 @@ pub enum TextError {
         /// What is wrong, as the rest of a sentence.
         problem: String,
     },
+    /// A conversation spells control tokens, and leaves no private-use character with which they could be told from the
+    /// template's.
+    #[error("the messages contain all private-use characters of Unicode; leave one out")]
+    NoMark,
     /// A stop string is empty, so it would match everywhere.
     #[error("stop string {index} is empty")]
     EmptyStop {
@@ -89,6 +93,17 @@ impl TextError {
 
     pub(crate) fn unsupported(what: &'static str, name: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Unsupported { what, name: name.into(), hint: hint.into() }
+    }
+
+    /// The same in words without the character that marked control tokens in contents.
+    pub(crate) fn without(mut self, mark: char) -> Self {
+        if let Self::Refused { reason, .. }
+        | Self::TemplateFailed { reason, .. }
+        | Self::Message { problem: reason, .. } = &mut self
+        {
+            reason.retain(|c| c != mark);
+        }
+        self
     }
 
     pub(crate) fn tokenizer(what: &'static str, reason: impl ToString) -> Self {

@@ -18,7 +18,15 @@ macro_rules! run {
 /// The `basert` command, without the caller's environment options.
 pub fn basert() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_basert"));
-    for variable in ["BASERT_THREADS", "BASERT_CONTEXT", "BASERT_KV_BITS", "BASERT_KV_TYPE", "BASERT_ISA"] {
+    let variables = [
+        "BASERT_THREADS",
+        "BASERT_CONTEXT",
+        "BASERT_KV_BITS",
+        "BASERT_KV_TYPE",
+        "BASERT_ISA",
+        "BASERT_MODELS",
+    ];
+    for variable in variables {
         command.env_remove(variable);
     }
     command

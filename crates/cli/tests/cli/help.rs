@@ -4,7 +4,7 @@ use std::process::Command;
 
 use crate::common::{Said, basert};
 
-const COMMANDS: [&str; 6] = ["convert", "export", "verify", "inspect", "complete", "eval"];
+const COMMANDS: [&str; 7] = ["convert", "export", "verify", "inspect", "chat", "complete", "eval"];
 
 #[test]
 fn the_first_screen_names_every_command_and_the_first_steps() {

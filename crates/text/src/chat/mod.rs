@@ -4,8 +4,15 @@
 //! `lstrip_blocks`, loop controls, its own `tojson` and two functions. The same environment is built here on
 //! `minijinja`. What a template refuses is refused: there is no second, simpler format to fall back to, because a model
 //! prompted in a format it does not know answers badly and nobody sees why.
+//!
+//! [`ChatTemplate::encode`] goes all the way to token ids and keeps contents apart from the template's own words: a
+//! control token (one flagged special, or one that ends a generation) comes from the template only. In a content its
+//! spelling is text. Added tokens that are plain vocabulary, as Qwen's `<think>` and `<tool_call>`, are matched
+//! everywhere, as in [`Tokenizer::encode`]. In assistant messages thinking and tool-call tags are matched even where a
+//! vocabulary flags them as special, since templates take an answer apart at them.
 
 mod messages;
+mod plain;
 mod python;
 
 use minijinja::syntax::SyntaxConfig;
@@ -20,6 +27,17 @@ use crate::{TextError, Tokenizer};
 const FUEL: u64 = 20_000_000;
 
 const NAME: &str = "chat";
+
+pub(crate) use plain::ANSWER_TAGS;
+
+/// A rendered conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RenderedChat {
+    /// As the template wrote it.
+    pub text: String,
+    /// As the model reads it.
+    pub ids: Vec<u32>,
+}
 
 /// A compiled chat template.
 #[derive(Debug, Clone)]
@@ -78,6 +96,44 @@ impl ChatTemplate {
         kwargs: &Map<String, Value>,
     ) -> Result<String, TextError> {
         let prepared = messages::prepare(messages)?;
+        self.run(prepared.messages, tools.cloned(), kwargs.clone(), prepared.odd_arguments)
+    }
+
+    /// Renders a conversation to token ids, so that nothing in `messages`, `tools` or `kwargs` becomes a control token
+    /// (see the module); otherwise as [`render`](Self::render), for the tokenizer that the template belongs to.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render) and [`Tokenizer::encode`], and [`TextError::NoMark`].
+    pub fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &Value,
+        tools: Option<&Value>,
+        kwargs: &Map<String, Value>,
+    ) -> Result<RenderedChat, TextError> {
+        let prepared = messages::prepare(messages)?;
+        let plain::Marked { messages, tools, kwargs, mark } =
+            plain::mark(tokenizer, prepared.messages, tools, kwargs)?;
+        let rendered = self.run(messages, tools, kwargs, prepared.odd_arguments);
+        match mark {
+            None => {
+                let text = rendered?;
+                Ok(RenderedChat { ids: tokenizer.encode(&text, false, true)?, text })
+            }
+            Some(mark) => {
+                let text = rendered.map_err(|e| e.without(mark))?;
+                Ok(RenderedChat { ids: tokenizer.encode_marked(&text, mark)?, text: text.replace(mark, "") })
+            }
+        }
+    }
+
+    fn run(
+        &self,
+        messages: Value,
+        tools: Option<Value>,
+        kwargs: Map<String, Value>,
+        odd_arguments: Option<String>,
+    ) -> Result<String, TextError> {
         let mut variables = Map::new();
         for (name, token) in [("bos_token", &self.bos), ("eos_token", &self.eos)] {
             if let Some(token) = token {
@@ -86,18 +142,16 @@ impl ChatTemplate {
         }
         variables.insert("documents".to_owned(), Value::Null);
         variables.insert("add_generation_prompt".to_owned(), false.into());
-        variables.extend(kwargs.clone());
-        variables.insert("messages".to_owned(), prepared.messages);
-        variables.insert("tools".to_owned(), tools.cloned().unwrap_or_default());
+        variables.extend(kwargs);
+        variables.insert("messages".to_owned(), messages);
+        variables.insert("tools".to_owned(), tools.unwrap_or_default());
         let template = self.environment.get_template(NAME).map_err(|e| failure(&e))?;
-        template.render(Jinja::from(Serde(variables))).map_err(|e| {
-            match (failure(&e), prepared.odd_arguments) {
-                (TextError::TemplateFailed { reason, .. }, Some(path)) => TextError::Message {
-                    path,
-                    problem: format!("is not a JSON object, and the chat template needs one: {reason}"),
-                },
-                (other, _) => other,
-            }
+        template.render(Jinja::from(Serde(variables))).map_err(|e| match (failure(&e), odd_arguments) {
+            (TextError::TemplateFailed { reason, .. }, Some(path)) => TextError::Message {
+                path,
+                problem: format!("is not a JSON object, and the chat template needs one: {reason}"),
+            },
+            (other, _) => other,
         })
     }
 }

@@ -6,6 +6,8 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value as Jinja, escape_formatter};
 use serde_json::Value;
 
+use super::plain::is_private;
+
 /// Adds the functions, filters and output rules.
 pub(super) fn install(environment: &mut Environment<'static>) {
     environment.add_filter("tojson", tojson);
@@ -142,7 +144,8 @@ impl Dump {
                 '\t' => out.push_str("\\t"),
                 '\u{8}' => out.push_str("\\b"),
                 '\u{c}' => out.push_str("\\f"),
-                c if c < ' ' || (self.ensure_ascii && c > '~') => {
+                // A mark has to stay what it is, to be found again.
+                c if c < ' ' || (self.ensure_ascii && c > '~' && !is_private(c)) => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         _ = write!(out, "\\u{unit:04x}");
                     }

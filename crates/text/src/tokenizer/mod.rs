@@ -15,7 +15,7 @@ mod table;
 
 use std::sync::Arc;
 
-use tokenizers::{AddedVocabulary, Model as _};
+use tokenizers::{AddedVocabulary, Model as _, OffsetReferential, OffsetType};
 
 pub use stream::DecodeStream;
 
@@ -81,6 +81,41 @@ impl Tokenizer {
             ids.extend(&inner.suffix);
         }
         Ok(ids)
+    }
+
+    /// Encodes a text in which some spellings of control tokens are broken by `mark`: they, and all text between the
+    /// intact ones, are encoded as ordinary text without the mark; nothing is put around.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(crate) fn encode_marked(&self, text: &str, mark: char) -> Result<Vec<u32>, TextError> {
+        let library = &self.0.library;
+        let sections = library.get_added_vocabulary().extract_and_normalize(library.get_normalizer(), text);
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        let plain = |range: std::ops::Range<usize>, ids: &mut Vec<u32>| {
+            let torn = || TextError::tokenizer("added tokens", "a token ends inside a character");
+            let text = text.get(range).ok_or_else(torn)?.replace(mark, "");
+            if !text.is_empty() {
+                ids.extend(self.encode(&text, false, false)?);
+            }
+            Ok::<(), TextError>(())
+        };
+        let mut done = 0;
+        for (_, (start, end), tokens) in sections.get_splits(OffsetReferential::Original, OffsetType::Byte) {
+            let [token] = tokens.as_deref().unwrap_or_default() else { continue };
+            if self.0.control.binary_search(&token.id).is_ok() {
+                plain(done..start, &mut ids)?;
+                ids.push(token.id);
+                done = end;
+            }
+        }
+        plain(done..text.len(), &mut ids)?;
+        Ok(ids)
+    }
+
+    /// The spellings of the tokens that must not come from text that is only text.
+    pub(crate) fn control_tokens(&self) -> Vec<String> {
+        self.0.control.iter().filter_map(|&id| self.id_to_token(id)).collect()
     }
 
     /// Decodes ids to text. Never fails: bytes that are not UTF-8 become U+FFFD, ids without a token become nothing.

@@ -1,6 +1,7 @@
 //! Token ids to text, one id at a time.
 
 use super::Tokenizer;
+use crate::chat::ANSWER_TAGS;
 
 /// Turns ids into text as they arrive.
 ///
@@ -11,6 +12,7 @@ use super::Tokenizer;
 pub struct DecodeStream {
     tokenizer: Tokenizer,
     skip_special: bool,
+    keeps_tags: bool,
     strips_space: bool,
     /// An incomplete character: at most three bytes.
     pending: Vec<u8>,
@@ -20,13 +22,25 @@ impl DecodeStream {
     /// A stream at the beginning of a text.
     pub fn new(tokenizer: &Tokenizer, skip_special: bool) -> Self {
         let strips_space = tokenizer.strips_first_space();
-        Self { tokenizer: tokenizer.clone(), skip_special, strips_space, pending: Vec::new() }
+        Self {
+            tokenizer: tokenizer.clone(),
+            skip_special,
+            keeps_tags: false,
+            strips_space,
+            pending: Vec::new(),
+        }
     }
 
     /// A stream that goes on from text already there, such as a prompt that is being completed: a SentencePiece
     /// vocabulary's first space is then a space and not the mark of the beginning.
     pub fn continuing(tokenizer: &Tokenizer, skip_special: bool) -> Self {
         Self { strips_space: false, ..Self::new(tokenizer, skip_special) }
+    }
+
+    /// A stream for an answer in a chat: without special tokens, but with the tags of thinking and of tool calls, which
+    /// some vocabularies flag as special and which the reader of an answer takes it apart at.
+    pub fn answering(tokenizer: &Tokenizer) -> Self {
+        Self { keeps_tags: true, ..Self::new(tokenizer, true) }
     }
 
     /// Takes the next id and returns the text that has become final; often one character, sometimes none.
@@ -38,7 +52,7 @@ impl DecodeStream {
 
     /// Like [`push`](Self::push), appending to a string.
     pub fn push_to(&mut self, id: u32, out: &mut String) {
-        if self.skip_special && self.tokenizer.is_special(id) {
+        if self.skip_special && self.tokenizer.is_special(id) && !(self.keeps_tags && self.is_tag(id)) {
             return;
         }
         let mut bytes = self.tokenizer.bytes_of(id).unwrap_or_default();
@@ -63,6 +77,10 @@ impl DecodeStream {
             }
         }
         self.pending.drain(..self.pending.len() - incomplete);
+    }
+
+    fn is_tag(&self, id: u32) -> bool {
+        self.tokenizer.id_to_token(id).is_some_and(|token| ANSWER_TAGS.contains(&token.as_str()))
     }
 
     /// Ends the text: an incomplete character becomes one U+FFFD.

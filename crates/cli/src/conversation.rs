@@ -1,0 +1,68 @@
+//! What was said so far, and what of it a model reads.
+
+use basert_text::{ChatTemplate, RenderedChat, Tokenizer};
+use serde_json::{Map, Value, json};
+
+use crate::failure::{Failure, Outcome};
+
+/// A conversation in the words of one model.
+#[derive(Clone)]
+pub struct Conversation {
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    kwargs: Map<String, Value>,
+    messages: Vec<Value>,
+    /// How many messages every conversation begins with.
+    opening: usize,
+}
+
+impl Conversation {
+    /// A conversation in which nothing was said yet but the system message, if there is one.
+    pub fn new(
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        system: Option<String>,
+        no_think: bool,
+    ) -> Conversation {
+        let mut kwargs = Map::from_iter([("add_generation_prompt".to_owned(), json!(true))]);
+        if no_think {
+            kwargs.insert("enable_thinking".to_owned(), json!(false));
+        }
+        let messages: Vec<Value> =
+            system.into_iter().map(|text| json!({"role": "system", "content": text})).collect();
+        Conversation { tokenizer, template, kwargs, opening: messages.len(), messages }
+    }
+
+    /// The user says something.
+    pub fn ask(&mut self, text: &str) {
+        self.messages.push(json!({"role": "user", "content": text}));
+    }
+
+    /// Takes the last message back.
+    pub fn take_back(&mut self) {
+        if self.messages.len() > self.opening {
+            self.messages.pop();
+        }
+    }
+
+    /// The model has said something, and thought something before it.
+    pub fn answer(&mut self, text: &str, thinking: &str) {
+        // Always with both: a template that misses the thinking would look for it in the text.
+        self.messages.push(json!({"role": "assistant", "content": text, "reasoning_content": thinking}));
+    }
+
+    /// Forgets everything but the system message.
+    pub fn clear(&mut self) {
+        self.messages.truncate(self.opening);
+    }
+
+    /// The whole conversation as the model reads it, up to where its answer begins.
+    ///
+    /// # Errors
+    /// What the template refuses, in its own words.
+    pub fn prompt(&self) -> Outcome<RenderedChat> {
+        let messages = Value::Array(self.messages.clone());
+        let rendered = self.template.encode(&self.tokenizer, &messages, None, &self.kwargs);
+        rendered.map_err(|e| Failure::from_error(&e))
+    }
+}
