@@ -2,8 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use basert_engine::{Engine, GenerateParams, SamplingParams, TokenRun, WantLogits, generate};
-use basert_text::{ChatTemplate, Tokenizer};
+use basert_engine::{Engine, GenerateParams, SamplingParams, SequenceId, TokenRun, WantLogits, generate};
+use basert_text::{ChatTemplate, DecodeStream, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::MeasureError;
@@ -37,11 +37,11 @@ impl Speaker<'_> {
     ) -> Result<Vec<u32>, MeasureError> {
         let switches = [("add_generation_prompt", json!(true)), ("enable_thinking", json!(false))];
         let kwargs = Map::from_iter(switches.map(|(key, value)| (key.to_owned(), value)));
-        let text = template.render(messages, tools, &kwargs)?;
-        Ok(self.tokenizer.encode(&text, false, true)?)
+        Ok(template.encode(self.tokenizer, messages, tools, &kwargs)?.ids)
     }
 
-    /// The likeliest answer to a prompt, of at most `max_tokens`, as text. Control tokens are left out of it.
+    /// The likeliest answer to a prompt, of at most `max_tokens`, as text. Control tokens are left out of it, but for the
+    /// tags that structure an answer.
     pub(crate) fn answer(&mut self, prompt: &[u32], max_tokens: usize) -> Result<String, MeasureError> {
         let params = GenerateParams {
             sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
@@ -50,7 +50,10 @@ impl Speaker<'_> {
             prefill_chunk: None,
         };
         let generation = generate(self.engine, prompt, &params, &mut |_| ControlFlow::Continue(()))?;
-        Ok(self.tokenizer.decode(&generation.ids, true))
+        let mut decoder = DecodeStream::answering(self.tokenizer);
+        let mut text: String = generation.ids.iter().map(|&id| decoder.push(id)).collect();
+        text += &decoder.finish();
+        Ok(text)
     }
 
     /// `ln p` of the ids from `first` on, each given all before it, in nats. `first` is at least 1.
@@ -63,7 +66,7 @@ impl Speaker<'_> {
 
     fn feed_and_score(
         &mut self,
-        sequence: basert_engine::SequenceId,
+        sequence: SequenceId,
         ids: &[u32],
         first: usize,
     ) -> Result<f64, MeasureError> {

@@ -8,6 +8,7 @@ use basert_measure::{CallTask, MeasureError, Question, RecallPlan};
 use crate::args::EvalArgs;
 use crate::bundle::Bundle;
 use crate::failure::{Failure, Outcome};
+use crate::locate::locate;
 use crate::place;
 
 /// Lengths of recall prompts unless others are asked for.
@@ -137,14 +138,10 @@ fn refuse_without_text(args: &EvalArgs) -> Outcome {
 /// Refuses to write onto what is read, or without `--force` onto anything.
 fn check_outputs(args: &EvalArgs) -> Outcome {
     let measures = &args.measures;
-    let files = [
-        &measures.text_file,
-        &measures.ids_file,
-        &measures.choices,
-        &measures.tool_calls,
-        &args.reading.against,
-    ];
-    let inputs: Vec<&PathBuf> = files.into_iter().flatten().chain(&args.models).collect();
+    let files = [&measures.text_file, &measures.ids_file, &measures.choices, &measures.tool_calls];
+    let models = args.models.iter().chain(&args.reading.against).map(|model| locate(model));
+    let files = files.into_iter().flatten().map(|file| Ok(file.clone()));
+    let inputs: Vec<PathBuf> = files.chain(models).collect::<Outcome<_>>()?;
     for (option, output) in [("--dump-logits", &args.reading.dump_logits), ("--picture", &args.picture)] {
         let Some(output) = output else { continue };
         if let Some(input) = inputs.iter().find(|input| same_file(input, output)) {

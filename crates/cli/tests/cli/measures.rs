@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use serde_json::{Value, json};
 
-use crate::common::{converted, fixture, golden, hybrid, llama, names, prompt};
+use crate::common::{converted, fixture, golden, hybrid, llama, names, prompt, run_in};
 use crate::verify::recorded;
 
 /// A small hybrid with a chat template that knows no tools, made once per test program.
@@ -280,6 +280,10 @@ fn a_picture_has_a_point_for_every_row() {
     assert_eq!(svg.matches("NaN").count() + svg.matches("inf\"").count(), 0);
     command().fails_with(&["quality.svg exists already", "--force"]);
     run!("eval", llama(), "--ids-file", &ids, "--picture", &ids).fails_with(&["would replace"]);
+    // By whatever name the model goes.
+    fs::copy(&q4, dir.path().join("small.base")).unwrap();
+    let words = ["eval", "small", "--ids-file", "ids.json", "--force", "--picture", "small.base"];
+    run_in(dir.path(), &words, &[]).fails_with(&["would replace", "small.base"]);
 }
 
 #[test]
