@@ -36,7 +36,7 @@ fn toy_with_template(template: &str) -> (tempfile::TempDir, PathBuf) {
 const SHORT: [&str; 5] = ["--temp", "0", "-n", "8", "-v"];
 /// Answers that do not end by themselves: all text, if gibberish.
 const ENDLESS: [&str; 6] =
-    ["--temp=3", "--seed=1", "--logit-bias", "306=-inf,308=-inf,311=-inf", "-c", "100000"];
+    ["--temp=3", "--seed=1", "--logit-bias", "306=-inf,308=-inf,311=-inf,312=-inf", "-c", "100000"];
 
 fn start(model: &Path, options: &[&str]) -> Child {
     let mut command = basert();
