@@ -109,9 +109,8 @@ impl ThinkSplitter {
     /// Finds out what the answer begins with.
     fn start(&mut self, opened: bool) {
         let text = self.held.trim_start();
-        if text.starts_with(OPEN) {
-            let rest = text[OPEN.len()..].trim_start_matches('\n').to_owned();
-            self.held = rest;
+        if let Some(rest) = text.strip_prefix(OPEN) {
+            self.held = rest.trim_start_matches('\n').to_owned();
             // The tag may be followed by newlines in later pieces.
             self.state = if self.held.is_empty() { State::Start { opened: true } } else { State::Thinking };
         } else if OPEN.starts_with(text) {

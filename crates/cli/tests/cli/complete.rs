@@ -406,7 +406,8 @@ fn an_interrupt_ends_the_answer_and_keeps_what_there_is() {
     out.read_to_end(&mut text).unwrap();
     let said = Said::from(child.wait_with_output().unwrap());
     assert_eq!((said.code, said.err.as_str()), (Some(130), ""));
-    assert!(String::from_utf8(text).unwrap().ends_with('\n'));
+    // The first 20 bytes may have ended inside a character.
+    assert!(text.ends_with(b"\n"));
 }
 
 #[test]
