@@ -29,13 +29,12 @@ pub fn run(args: &EvalArgs) -> Outcome {
     let interrupt = Interrupt::install(second)?;
     // Everything that can be refused is refused before the first model is run.
     let settings = settings(args)?;
-    let input = Input::read(args)?;
-    let models: Vec<&Path> = args.models.iter().map(|path| path.as_path()).collect();
-    for model in models.iter().copied().chain(args.reading.against.as_deref()) {
+    for model in args.models.iter().chain(&args.reading.against) {
         Bundle::open(model)?;
     }
+    let input = Input::read(args)?;
     let mut rows = Vec::new();
-    for model in models {
+    for model in &args.models {
         for options in &settings {
             let session = Session { args, input: &input, interrupt: &interrupt, options };
             let row = session.measure(model)?;
