@@ -9,6 +9,7 @@ use basert_measure::{
 use serde_json::{Value, json};
 
 use crate::selected;
+use crate::table::Table;
 use crate::units::{bytes, rate, seconds};
 
 /// Most faulty tool calls that are listed.
@@ -198,19 +199,7 @@ fn table(rows: &[Row]) -> String {
         is_measured
             .then(|| [column.heading.to_owned()].into_iter().chain(cells.into_iter().map(text)).collect())
     });
-    let columns: Vec<Vec<String>> = columns.collect();
-    let widths: Vec<usize> = columns
-        .iter()
-        .map(|cells| cells.iter().map(|cell| cell.chars().count()).max().unwrap_or(0))
-        .collect();
-    let line = |index: usize| {
-        let cells = columns.iter().zip(&widths).enumerate().map(|(number, (cells, &width))| match number {
-            0 | 1 => format!("{:<width$}", cells[index]),
-            _ => format!("{:>width$}", cells[index]),
-        });
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    (0..=rows.len()).map(line).collect::<Vec<_>>().concat_lines()
+    Table::of_columns(columns.collect(), 2).aligned()
 }
 
 /// Found and asked by length (down) and depth (across).
