@@ -9,7 +9,7 @@ mod words;
 
 use std::path::PathBuf;
 
-use basert_engine::{Engine, Options};
+use basert_engine::{Engine, EngineError, Options};
 use basert_format::BaseFile;
 use basert_measure::MeasureError;
 use basert_measure::bench::{Case, Protocol, Results, Roof, Subject, Test, Watch, load, run as repeat_all};
@@ -91,6 +91,17 @@ fn in_words(case: &Case) -> String {
 fn failure(error: MeasureError, interrupt: &Interrupt) -> Failure {
     match error {
         MeasureError::Stopped => interrupt.failure(),
+        MeasureError::Engine(EngineError::Option { option, .. }) => {
+            let failure = Failure::from_error(&error);
+            match option {
+                "context" => {
+                    failure.hint("give smaller -p, -n, -d or -b; there is one cache for each setting")
+                }
+                "sequences" => failure.hint("give a smaller -b"),
+                "page size" => failure.hint("give --paged-kv multiples of 32"),
+                _ => failure,
+            }
+        }
         error => Failure::from_error(&error),
     }
 }

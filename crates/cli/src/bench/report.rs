@@ -36,6 +36,8 @@ pub struct Report {
     pub peak_memory_bytes: Option<u64>,
     /// Whether one model with one setting was loaded, so that the peak is its own.
     pub peak_memory_is_of_one_setting: bool,
+    /// What a reader should know, each once.
+    pub notes: Vec<String>,
     pub models: Vec<Model>,
     pub settings: Vec<Loaded>,
     pub rows: Vec<Row>,
@@ -150,6 +152,7 @@ impl Report {
             warmups: protocol.warmups,
             peak_memory_bytes: peak_memory(),
             peak_memory_is_of_one_setting: settings.len() == 1,
+            notes: notes(subjects),
             models: models.collect::<Outcome<_>>()?,
             settings: loads
                 .zip(&limits)
@@ -167,6 +170,28 @@ impl Report {
                 .collect(),
         })
     }
+}
+
+/// What engines remark on their load, and what a benchmark adds.
+fn notes(subjects: &[Subject]) -> Vec<String> {
+    let mut notes = Vec::new();
+    for Subject { engine, roof } in subjects {
+        let selected = engine.selected();
+        notes.extend(selected.notes.iter().cloned());
+        if let Some(max) = engine.spec().max_context.filter(|&max| max < selected.context) {
+            notes.push(format!(
+                "the context of {} is beyond the {max} that the model was made for",
+                selected.context
+            ));
+        }
+        if roof.is_some() && Work::of(engine).is_none() {
+            let shares = "there are no shares of limits: some matrices were decoded to f32 at load";
+            notes.push(shares.to_owned());
+        }
+    }
+    let mut seen = std::collections::HashSet::new();
+    notes.retain(|note| seen.insert(note.clone()));
+    notes
 }
 
 fn model(name: String, file: &BaseFile, engine: &Engine) -> Outcome<Model> {

@@ -35,7 +35,7 @@ fn header(report: &Report) -> Vec<(&'static str, String)> {
     lines.extend(report.models.iter().enumerate().map(|(index, m)| ("model", model(report, index, m))));
     lines.extend(report.settings.iter().map(|setting| ("loaded", loaded(report, setting))));
     lines.extend(report.settings.iter().filter_map(|setting| Some(("limits", limits(report, setting)?))));
-    lines.extend(notes(report).into_iter().map(|note| ("note", note)));
+    lines.extend(report.notes.iter().map(|note| ("note", note.clone())));
     lines.push(("memory", memory(report)));
     let (repetitions, warmups) = (count(report.repetitions as u64, "repetition"), report.warmups);
     let done = if report.complete { "" } else { "INCOMPLETE: ended before all " };
@@ -103,19 +103,6 @@ fn limits(report: &Report, setting: &Loaded) -> Option<String> {
         giga(&found.byte_multiply_adds_per_s),
         giga(&found.float_multiply_adds_per_s),
     ))
-}
-
-/// What engines remark on their load, each once.
-fn notes(report: &Report) -> Vec<String> {
-    let mut notes: Vec<String> = Vec::new();
-    for setting in &report.settings {
-        for note in setting.selected["notes"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-            if !notes.iter().any(|known| known == note) {
-                notes.push(note.to_owned());
-            }
-        }
-    }
-    notes
 }
 
 fn memory(report: &Report) -> String {
