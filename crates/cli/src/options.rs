@@ -227,6 +227,11 @@ pub fn any_kv(s: &str) -> Result<KvChoice, String> {
     if KV_BITS.contains(&s) { Ok(kv_bits(s)) } else { kv_type(s) }
 }
 
+/// Types as `--kv-type` takes them: one name for both parts, or each with its own.
+pub fn kv_name(k: &str, v: &str) -> String {
+    if k == v { k.to_owned() } else { format!("k={k},v={v}") }
+}
+
 impl FromArgMatches for KvOptions {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let raw = RawKv::from_arg_matches(matches)?;

@@ -95,11 +95,11 @@ pub struct BenchArgs {
     pub compare: Vec<PathBuf>,
 
     /// Losses up to this many percent are no regression
-    #[arg(long, value_name = "PERCENT", default_value = "3", value_parser = percent, requires = "compare", help_heading = COMPARE)]
+    #[arg(long, value_name = "PERCENT", default_value = "3", value_parser = percent, conflicts_with = "models", help_heading = COMPARE)]
     pub tolerance: f64,
 
     /// Compare results of different models, machines or instruction sets, and unfinished ones
-    #[arg(long, requires = "compare", help_heading = COMPARE)]
+    #[arg(long, conflicts_with = "models", help_heading = COMPARE)]
     pub force: bool,
 }
 

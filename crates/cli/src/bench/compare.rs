@@ -9,6 +9,7 @@ use super::args::{BenchArgs, Format};
 use super::report::{LAYOUT, Loaded, Report, Row};
 use crate::bundle::quoted;
 use crate::failure::{Failure, Outcome};
+use crate::options::kv_name;
 use crate::output;
 use crate::table::Table;
 use crate::units::count;
@@ -217,8 +218,8 @@ impl Comparison {
         let verdicts = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
         Ok(Comparison {
             tolerance_percent,
-            only_before: before.len() - rows.len(),
-            only_after: after.len() - rows.len(),
+            only_before: before.len().saturating_sub(rows.len()),
+            only_after: after.len().saturating_sub(rows.len()),
             slower: verdicts(Verdict::Slower),
             faster: verdicts(Verdict::Faster),
             rows,
@@ -231,10 +232,9 @@ impl Comparison {
             "after", "speed", "verdict",
         ];
         let line = |row: &Compared| {
-            let Compared { k_type, v_type, .. } = row;
             let cells: [String; 13] = [
                 row.model.clone(),
-                if k_type == v_type { k_type.clone() } else { format!("k={k_type},v={v_type}") },
+                kv_name(&row.k_type, &row.v_type),
                 row.test.clone(),
                 row.threads.to_string(),
                 row.tokens.to_string(),

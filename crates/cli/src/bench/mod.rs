@@ -2,6 +2,7 @@
 
 mod args;
 mod compare;
+mod csv;
 mod grid;
 mod numbers;
 mod report;
@@ -51,7 +52,7 @@ fn measure(args: &BenchArgs) -> Outcome {
     match args.format() {
         Format::Table => output::print(&words::text(&report))?,
         Format::Markdown => output::print(&words::markdown(&report))?,
-        Format::Csv => output::print(&words::csv(&report))?,
+        Format::Csv => output::print(&csv::csv(&report))?,
         Format::Json => output::print_json(&report)?,
     }
     if complete { Ok(()) } else { Err(interrupt.failure()) }

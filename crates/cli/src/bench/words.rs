@@ -1,9 +1,10 @@
-//! A result as people read it, and as spreadsheets do.
+//! A result as people read it.
 
 use basert_measure::bench::Spread;
 use serde_json::Value;
 
 use super::report::{Loaded, Model, Report, Row};
+use crate::options::kv_name;
 use crate::table::Table;
 use crate::units::{bytes, count};
 
@@ -129,7 +130,7 @@ fn table(report: &Report) -> Table {
         let setting = report.settings.get(row.setting)?;
         let mut cells = vec![
             report.models.get(setting.model)?.name.clone(),
-            kv(setting),
+            kv_name(&setting.k_type, &setting.v_type),
             row.test.clone(),
             setting.threads.to_string(),
             row.tokens.to_string(),
@@ -149,81 +150,4 @@ fn table(report: &Report) -> Table {
 fn share(row: &Row) -> String {
     let limit = if row.test == "prefill" { "multiply" } else { "read" };
     row.share_of_limit.map_or("-".to_owned(), |share| format!("{:.1} % {limit}", 100.0 * share))
-}
-
-/// Types of a KV cache, as `--with-kv` takes them.
-fn kv(setting: &Loaded) -> String {
-    let Loaded { k_type, v_type, .. } = setting;
-    if k_type == v_type { k_type.clone() } else { format!("k={k_type},v={v_type}") }
-}
-
-/// One line for each row, with everything that tells it from the rows of other results.
-pub fn csv(report: &Report) -> String {
-    const HEADINGS: [&str; 26] = [
-        "model",
-        "file_bytes",
-        "identity",
-        "parameters",
-        "bits_per_weight",
-        "cpu",
-        "cpus",
-        "isa",
-        "kernels",
-        "version",
-        "threads",
-        "k_type",
-        "v_type",
-        "page_tokens",
-        "test",
-        "tokens",
-        "depth",
-        "sequences",
-        "repetitions",
-        "tokens_per_s",
-        "tokens_per_s_mad",
-        "first_token_s",
-        "load_s",
-        "bytes_per_token",
-        "share_of_limit",
-        "complete",
-    ];
-    let line = |row: &Row| {
-        let setting = report.settings.get(row.setting)?;
-        let model = report.models.get(setting.model)?;
-        let cells: [String; HEADINGS.len()] = [
-            model.name.clone(),
-            model.file_bytes.to_string(),
-            model.identity.clone(),
-            model.parameters.to_string(),
-            model.bits_per_weight.to_string(),
-            report.machine.cpu.clone(),
-            report.machine.cpus.to_string(),
-            report.isa.clone(),
-            report.kernels.clone(),
-            report.version.clone(),
-            setting.threads.to_string(),
-            setting.k_type.clone(),
-            setting.v_type.clone(),
-            setting.page_tokens.to_string(),
-            row.test.clone(),
-            row.tokens.to_string(),
-            row.depth.to_string(),
-            row.sequences.to_string(),
-            row.tokens_per_s.samples.len().to_string(),
-            row.tokens_per_s.median.to_string(),
-            row.tokens_per_s.mad.to_string(),
-            optional(row.first_token_s.as_ref().map(|time| time.median)),
-            setting.load_s.median.to_string(),
-            optional(row.bytes_per_token),
-            optional(row.share_of_limit),
-            report.complete.to_string(),
-        ];
-        Some(cells.to_vec())
-    };
-    let headings = HEADINGS.map(str::to_owned).to_vec();
-    Table::of_lines([headings].into_iter().chain(report.rows.iter().filter_map(line)).collect(), 0).csv()
-}
-
-fn optional(value: Option<f64>) -> String {
-    value.map_or_else(String::new, |value| value.to_string())
 }

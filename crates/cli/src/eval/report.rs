@@ -8,6 +8,7 @@ use basert_measure::{
 };
 use serde_json::{Value, json};
 
+use crate::options::kv_name;
 use crate::selected;
 use crate::table::Table;
 use crate::units::{bytes, rate, seconds};
@@ -44,7 +45,7 @@ impl Row {
         let kv = selected.kv;
         Row {
             model: model.display().to_string(),
-            kv: if kv.k == kv.v { kv.k.to_string() } else { format!("k={},v={}", kv.k, kv.v) },
+            kv: kv_name(kv.k.name(), kv.v.name()),
             footprint,
             text: None,
             own_reference: None,

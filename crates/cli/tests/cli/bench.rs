@@ -190,7 +190,7 @@ fn what_cannot_be_measured_is_refused_before_anything_runs() {
 
 #[test]
 fn wrong_usage_exits_with_2() {
-    let cases: [(&[&str], &str); 11] = [
+    let cases: [(&[&str], &str); 12] = [
         (&["bench"], "MODEL"),
         (&["bench", "m", "-p", "8-4"], "ends before it begins"),
         (&["bench", "m", "-d", "1-8+0"], "never gets from 1 to 8"),
@@ -199,7 +199,8 @@ fn wrong_usage_exits_with_2() {
         (&["bench", "m", "-r", "0"], "at least 1"),
         (&["bench", "m", "--format", "xml"], "table, markdown, json or csv"),
         (&["bench", "m", "--json", "--format", "csv"], "--format"),
-        (&["bench", "m", "--tolerance", "5"], "--compare"),
+        (&["bench", "m", "--tolerance", "5"], "--tolerance"),
+        (&["bench", "m", "--force"], "--force"),
         (&["bench", "--compare", "a", "b", "-p", "4"], "--compare"),
         (&["bench", "--compare", "a"], "2 values"),
     ];

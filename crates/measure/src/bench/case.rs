@@ -90,9 +90,9 @@ fn open_and_time(
         sequences.push(sequence);
         read(engine, sequence, &ids.take(case.depth), stop)?;
     }
-    match (case.test, &sequences[..]) {
-        (Test::Prefill { tokens }, &[sequence]) => prefill(engine, sequence, &ids.take(tokens), stop),
-        (Test::Prefill { tokens } | Test::Decode { tokens, .. }, _) => {
+    match case.test {
+        Test::Prefill { tokens } => prefill(engine, sequences[0], &ids.take(tokens), stop),
+        Test::Decode { tokens, .. } => {
             let steps: Vec<Vec<u32>> = (0..tokens).map(|_| ids.take(sequences.len())).collect();
             decode(engine, sequences, &steps, stop)
         }
