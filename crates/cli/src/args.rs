@@ -9,6 +9,7 @@ use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, Command as Grammar, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use crate::bench::{BENCH_HELP, BenchArgs};
 use crate::options::{
     AnswerOptions, KvChoice, PromptOptions, RunOptions, SamplingOptions, WorkOptions, any_kv, positive,
 };
@@ -107,6 +108,10 @@ pub enum Command {
     /// Measure perplexity, recall, multiple choice and tool calls, of one model or several
     #[command(after_help = EVAL_EXAMPLES)]
     Eval(Box<EvalArgs>),
+
+    /// Measure speed: prefill, decode, batches, load time; or compare two such measurements
+    #[command(after_help = BENCH_HELP)]
+    Bench(Box<BenchArgs>),
 }
 
 const CONVERT_EXAMPLES: &str = "\

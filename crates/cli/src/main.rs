@@ -1,12 +1,13 @@
 //! The `basert` command: arguments in, words out, no logic of its own.
 //!
-//! One module per command (`convert`, `export`, `profiles`, `verify`, `inspect`, `chat`, `complete`, `eval`).
+//! One module per command (`convert`, `export`, `profiles`, `verify`, `inspect`, `chat`, `complete`, `eval`, `bench`).
 //! `args` and `options` say what can be typed,
 //! `output` is the only place that writes to the terminal, `failure` is how a command ends badly. Exit status: 0
 //! when all is well, 1 on an error, 2 on wrong usage, 128 and the number of a signal that ended it (130 after ^C).
 
 mod answer;
 mod args;
+mod bench;
 mod bundle;
 mod calibrate;
 mod chat;
@@ -26,6 +27,7 @@ mod profiles;
 mod progress;
 mod schedule;
 mod selected;
+mod table;
 mod units;
 mod verify;
 
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => chat::run(&args),
         Command::Complete(args) => complete::run(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Bench(args) => bench::run(&args),
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -56,24 +56,30 @@ impl RunOptions {
     /// # Errors
     /// A cache type that this version cannot honour, or an instruction set that does not exist here.
     pub fn resolve(&self) -> Outcome<basert_engine::Options> {
-        self.resolve_with(self.kv.choice)
+        self.resolve_with(self.kv.choice.resolve()?)
     }
 
-    /// Whether a flag names the types of the KV cache.
-    pub fn names_kv(&self) -> bool {
-        self.kv.typed
-    }
-
-    /// The engine's options with other KV types than the ones that were given.
+    /// The engine's options for each of the KV types `with_kv`, or for those that were given where there are none.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve).
-    pub fn resolve_with(&self, kv: KvChoice) -> Outcome<basert_engine::Options> {
-        let kv = kv.resolve()?;
-        let isa = Isa::from_env().map_err(|e| Failure::new(format!("BASERT_ISA: {e}")))?;
-        let (threads, context) = (self.threads, self.context);
+    /// As [`resolve`](Self::resolve), and as [`KvOptions::each`].
+    pub fn resolve_each(&self, with_kv: &[KvChoice]) -> Outcome<Vec<basert_engine::Options>> {
+        let types = self.kv.each(with_kv)?;
+        types.into_iter().map(|kv| self.resolve_with(kv)).collect()
+    }
+
+    fn resolve_with(&self, kv: KvTypes) -> Outcome<basert_engine::Options> {
+        let (isa, threads, context) = (isa()?, self.threads, self.context);
         Ok(basert_engine::Options { isa, threads, context, kv, ..Default::default() })
     }
+}
+
+/// The instruction set that `BASERT_ISA` asks for, if it does.
+///
+/// # Errors
+/// One that does not exist here.
+pub fn isa() -> Outcome<Option<Isa>> {
+    Isa::from_env().map_err(|e| Failure::new(format!("BASERT_ISA: {e}")))
 }
 
 /// The two spellings of the KV cache's types. Both in one source is an error; a flag beats the environment.
@@ -96,10 +102,31 @@ struct RawKv {
 
 /// [`RawKv`] after precedence.
 #[derive(Clone, Debug, Default)]
-struct KvOptions {
+pub struct KvOptions {
     choice: KvChoice,
     /// Whether a flag says so.
     typed: bool,
+}
+
+impl KvOptions {
+    /// Whether a flag names the types.
+    pub fn is_typed(&self) -> bool {
+        self.typed
+    }
+
+    /// The types `with_kv`, or the one that was given where there are none.
+    ///
+    /// # Errors
+    /// Flags that name both, and types that this version cannot honour.
+    pub fn each(&self, with_kv: &[KvChoice]) -> Outcome<Vec<KvTypes>> {
+        if !with_kv.is_empty() && self.typed {
+            return Err(Failure::new(
+                "--with-kv and --kv-type or --kv-bits both name KV types; give one of them",
+            ));
+        }
+        let choices = if with_kv.is_empty() { std::slice::from_ref(&self.choice) } else { with_kv };
+        choices.iter().map(|choice| choice.resolve()).collect()
+    }
 }
 
 /// Types of the KV cache as the user named them; not all of them can be honoured.
@@ -198,6 +225,11 @@ fn kv_bits(s: &str) -> KvChoice {
 /// Types in either spelling: `84` or `k=q8,v=q4`.
 pub fn any_kv(s: &str) -> Result<KvChoice, String> {
     if KV_BITS.contains(&s) { Ok(kv_bits(s)) } else { kv_type(s) }
+}
+
+/// Types as `--kv-type` takes them: one name for both parts, or each with its own.
+pub fn kv_name(k: &str, v: &str) -> String {
+    if k == v { k.to_owned() } else { format!("k={k},v={v}") }
 }
 
 impl FromArgMatches for KvOptions {

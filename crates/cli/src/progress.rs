@@ -19,6 +19,11 @@ pub fn questions(total: u64) -> ProgressBar {
     bar(total, "{wide_bar} {pos:>8} / {len} questions  {eta:>4}")
 }
 
+/// A bar over `total` repetitions, with what is measured.
+pub fn repetitions(total: u64) -> ProgressBar {
+    bar(total, "{wide_bar} {pos:>8} / {len} repetitions  {eta:>4}  {msg:30!}")
+}
+
 fn bar(total: u64, template: &str) -> ProgressBar {
     if !output::stderr_is_terminal() {
         return ProgressBar::hidden();

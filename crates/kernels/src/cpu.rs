@@ -5,6 +5,7 @@
 mod attention;
 mod delta;
 mod elementwise;
+mod limits;
 mod linear;
 #[cfg(test)]
 mod tests;
@@ -13,6 +14,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 pub use delta::DeltaScratch;
+pub use limits::Product;
 pub use linear::{LinearJob, Scratch};
 
 use crate::level::Level;

@@ -33,7 +33,7 @@ mod vector;
 pub const ARITHMETIC: &str = "1";
 
 pub use buffer::Buffer;
-pub use cpu::{Cpu, DeltaScratch, LinearJob, Scratch};
+pub use cpu::{Cpu, DeltaScratch, LinearJob, Product, Scratch};
 pub use error::KernelError;
 pub use isa::Isa;
 pub use kv::{KvDtype, KvGeometry};

@@ -11,6 +11,7 @@
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+pub(crate) mod peak;
 #[cfg(test)]
 pub(crate) mod portable;
 
@@ -18,7 +19,7 @@ pub(crate) mod portable;
 pub(crate) const LANES: usize = 16;
 
 /// One instruction set.
-pub(crate) trait Simd: Copy {
+pub(crate) trait Simd: Copy + peak::Peak {
     /// Sixteen f32 lanes.
     type F: Copy;
     /// Eight f32 lanes: a vector after the first step of the lane tree.

@@ -1,4 +1,4 @@
-//! Numbers about models: perplexity, divergence between two models, logit dumps, the quality record of a conversion.
+//! Numbers about models: speed ([`bench`]), perplexity, divergence between two models, logit dumps, the quality record of a conversion.
 //! Engine in, numbers out.
 //!
 //! Everything runs in one pass over the token ids and keeps one chunk of logits at a time, so memory does not
@@ -6,6 +6,7 @@
 //! arguments or knows a file format but the dump's own and that of questions.
 
 mod activations;
+pub mod bench;
 mod calls;
 mod choices;
 mod divergence;

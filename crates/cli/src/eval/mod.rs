@@ -55,16 +55,7 @@ pub fn run(args: &EvalArgs) -> Outcome {
 
 /// The engine's options for each KV type that is asked for.
 fn settings(args: &EvalArgs) -> Outcome<Vec<Options>> {
-    if !args.with_kv.is_empty() && args.run.names_kv() {
-        return Err(Failure::new(
-            "--with-kv and --kv-type or --kv-bits both name KV types; give one of them",
-        ));
-    }
-    let resolved: Vec<Options> = if args.with_kv.is_empty() {
-        vec![args.run.resolve()?]
-    } else {
-        args.with_kv.iter().map(|kv| args.run.resolve_with(*kv)).collect::<Outcome<_>>()?
-    };
+    let resolved = args.run.resolve_each(&args.with_kv)?;
     let several = args.models.len() * resolved.len() > 1;
     if several && args.reading.dump_logits.is_some() {
         return Err(Failure::new(

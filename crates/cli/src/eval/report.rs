@@ -8,7 +8,9 @@ use basert_measure::{
 };
 use serde_json::{Value, json};
 
+use crate::options::kv_name;
 use crate::selected;
+use crate::table::Table;
 use crate::units::{bytes, rate, seconds};
 
 /// Most faulty tool calls that are listed.
@@ -43,7 +45,7 @@ impl Row {
         let kv = selected.kv;
         Row {
             model: model.display().to_string(),
-            kv: if kv.k == kv.v { kv.k.to_string() } else { format!("k={},v={}", kv.k, kv.v) },
+            kv: kv_name(kv.k.name(), kv.v.name()),
             footprint,
             text: None,
             own_reference: None,
@@ -198,19 +200,7 @@ fn table(rows: &[Row]) -> String {
         is_measured
             .then(|| [column.heading.to_owned()].into_iter().chain(cells.into_iter().map(text)).collect())
     });
-    let columns: Vec<Vec<String>> = columns.collect();
-    let widths: Vec<usize> = columns
-        .iter()
-        .map(|cells| cells.iter().map(|cell| cell.chars().count()).max().unwrap_or(0))
-        .collect();
-    let line = |index: usize| {
-        let cells = columns.iter().zip(&widths).enumerate().map(|(number, (cells, &width))| match number {
-            0 | 1 => format!("{:<width$}", cells[index]),
-            _ => format!("{:>width$}", cells[index]),
-        });
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    (0..=rows.len()).map(line).collect::<Vec<_>>().concat_lines()
+    Table::of_columns(columns.collect(), 2).aligned()
 }
 
 /// Found and asked by length (down) and depth (across).
