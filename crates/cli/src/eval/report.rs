@@ -40,10 +40,9 @@ pub struct TextResult {
 impl Row {
     /// A model of which nothing has been measured yet.
     pub fn new(model: &Path, footprint: Footprint, selected: &Selected) -> Row {
-        let kv = selected.kv;
         Row {
             model: model.display().to_string(),
-            kv: if kv.k == kv.v { kv.k.to_string() } else { format!("k={},v={}", kv.k, kv.v) },
+            kv: selected.kv.to_string(),
             footprint,
             text: None,
             own_reference: None,
