@@ -9,8 +9,8 @@ use basert_kernels::{Buffer, KvGeometry};
 use basert_model::plan::StateBytes;
 use basert_model::{LayerSpec, Mixer};
 
-use crate::kv::{KvPools, KvTypes};
 use crate::EngineError;
+use crate::kv::{KvPools, KvTypes};
 
 /// A live sequence of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -14,7 +14,8 @@ use basert_format::Output;
 use basert_kernels::KvDtype;
 use basert_model::Config;
 use common::{
-    Converted, Golden, KV_F16, KV_F32, assert_same_bits, converted, fixture, load_with, logits, shared_fixture,
+    Converted, Golden, KV_F16, KV_F32, assert_same_bits, converted, fixture, load_with, logits,
+    shared_fixture,
 };
 
 /// Hybrids, dense and with experts, and models of attention alone.
@@ -133,7 +134,8 @@ fn narrower_caches_lose_a_little_and_in_order() {
         };
         let (reference, vocab) = run(KV_F32);
         let [f16, q8, q4, q84, bf16] = TYPES.map(|(kv, _)| divergence(&reference, &run(kv).0, vocab));
-        let found = format!("{}: f16 {f16:e}, bf16 {bf16:e}, q8 {q8:e}, 84 {q84:e}, q4 {q4:e}", model.display());
+        let found =
+            format!("{}: f16 {f16:e}, bf16 {bf16:e}, q8 {q8:e}, 84 {q84:e}, q4 {q4:e}", model.display());
         assert!(f16 < bf16 && f16 < q8 && q8 < q84 && q84 < q4, "{found}");
         assert!(f16 < 1e-6 && bf16 < 1e-4 && q8 < 1e-4 && q4 < 2e-2, "{found}");
     }

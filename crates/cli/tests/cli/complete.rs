@@ -248,9 +248,15 @@ fn kv_types_are_honoured_and_shown_as_they_were_allocated() {
     let (k, v, mixed) = kv(&[], &["--kv-type", "k=f32"]);
     assert_eq!((k.as_str(), v.as_str(), 2 * mixed), ("f32", "f16", 3 * half));
     // Per 32 elements: 34 bytes of q8, 18 of q4, 64 of f16.
-    for (bits, k, v, bytes) in [("16", "f16", "f16", 128), ("8", "q8", "q8", 68), ("4", "q4", "q4", 36), ("84", "q8", "q4", 52)] {
+    for (bits, k, v, bytes) in
+        [("16", "f16", "f16", 128), ("8", "q8", "q8", 68), ("4", "q4", "q4", 36), ("84", "q8", "q4", 52)]
+    {
         let (found_k, found_v, found) = kv(&[], &["--kv-bits", bits]);
-        assert_eq!((found_k.as_str(), found_v.as_str(), 128 * found), (k, v, bytes * half), "--kv-bits {bits}");
+        assert_eq!(
+            (found_k.as_str(), found_v.as_str(), 128 * found),
+            (k, v, bytes * half),
+            "--kv-bits {bits}"
+        );
         assert_eq!(kv(&[("BASERT_KV_BITS", bits)], &[]), (found_k, found_v, found), "BASERT_KV_BITS={bits}");
     }
     assert_eq!(kv(&[], &["--kv-type", "k=q8,v=q4"]), kv(&[], &["--kv-bits", "84"]));

@@ -150,7 +150,11 @@ impl Cpu {
     ) {
         assert_eq!(q.len(), out.len(), "attention changes no shape");
         assert!(geo.page_tokens.is_multiple_of(TILE), "pages of {} positions cut a tile", geo.page_tokens);
-        assert!(geo.k.fits(geo.head_dim) && geo.v.fits(geo.head_dim), "heads of {} are not blocks", geo.head_dim);
+        assert!(
+            geo.k.fits(geo.head_dim) && geo.v.fits(geo.head_dim),
+            "heads of {} are not blocks",
+            geo.head_dim
+        );
         assert!(geo.kv_heads > 0 && heads.is_multiple_of(geo.kv_heads), "query heads do not share KV heads");
         let (k, v) = (k_pool.as_bytes(), v_pool.as_bytes());
         let call = Call { geometry: geo, k, v, pages, first_position, q, heads, scale };

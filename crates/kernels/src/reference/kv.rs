@@ -15,7 +15,8 @@ pub(crate) const Q8_MAX: f32 = 127.0;
 /// `reference::rotate`), which makes normal deviates of them; these levels have the least squared error on blocks of 32
 /// normal deviates whose scale is chosen as [`store_q4`] does (Lloyd's algorithm, rounded to integers). They are not
 /// symmetric: one end of the block meets one end of the levels, whichever sign the scale gives it.
-pub(crate) const Q4_LEVELS: [i8; 16] = [-127, -101, -79, -61, -47, -34, -21, -9, 2, 14, 25, 36, 50, 65, 83, 107];
+pub(crate) const Q4_LEVELS: [i8; 16] =
+    [-127, -101, -79, -61, -47, -34, -21, -9, 2, 14, 25, 36, 50, 65, 83, 107];
 
 /// Candidates for the scale of a `q4` block, as multiples of what brings the largest element to an end of the levels.
 pub(crate) const Q4_STRETCH: [f32; 5] = [0.88, 0.94, 1.0, 1.06, 1.12];
@@ -40,8 +41,12 @@ pub(crate) fn store_kv(a: StoreKv<'_>) {
         KvDtype::Bf16 => {
             x.iter().zip(out.as_chunks_mut().0).for_each(|(x, out)| *out = bf16::from_f32(*x).to_le_bytes());
         }
-        KvDtype::Q8 => x.as_chunks().0.iter().zip(out.as_chunks_mut().0).for_each(|(x, out)| store_q8(x, out)),
-        KvDtype::Q4 => x.as_chunks().0.iter().zip(out.as_chunks_mut().0).for_each(|(x, out)| store_q4(x, out)),
+        KvDtype::Q8 => {
+            x.as_chunks().0.iter().zip(out.as_chunks_mut().0).for_each(|(x, out)| store_q8(x, out))
+        }
+        KvDtype::Q4 => {
+            x.as_chunks().0.iter().zip(out.as_chunks_mut().0).for_each(|(x, out)| store_q4(x, out))
+        }
     }
 }
 

@@ -125,10 +125,8 @@ impl Case {
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
                 for i in 0..hd {
-                    let weighted = scores
-                        .iter()
-                        .enumerate()
-                        .map(|(j, s)| (s - max).exp() * f64::from(v[row(j) + i]));
+                    let weighted =
+                        scores.iter().enumerate().map(|(j, s)| (s - max).exp() * f64::from(v[row(j) + i]));
                     out.push(weighted.sum::<f64>() / sum);
                 }
             }

@@ -13,7 +13,10 @@ fn store(cpu: &Cpu, dtype: KvDtype, x: &[f32]) -> Vec<u8> {
     let [k, v] = &mut pools;
     cpu.store_kv(&geo, k, v, &[0], 0, x, x);
     assert_eq!(k.as_bytes(), v.as_bytes());
-    assert!(k.as_bytes()[dtype.row_bytes(x.len())..].iter().all(|&byte| byte == 0), "other rows are untouched");
+    assert!(
+        k.as_bytes()[dtype.row_bytes(x.len())..].iter().all(|&byte| byte == 0),
+        "other rows are untouched"
+    );
     k.as_bytes()[..dtype.row_bytes(x.len())].to_vec()
 }
 
@@ -101,7 +104,9 @@ fn q4_takes_the_candidate_with_the_least_error() {
         let error = |scale: f32| -> f64 {
             let errors = x.iter().map(|x| {
                 let levels = crate::reference::kv::Q4_LEVELS.into_iter();
-                levels.map(|l| (f64::from(*x) - f64::from(l) * f64::from(scale)).powi(2)).fold(f64::INFINITY, f64::min)
+                levels
+                    .map(|l| (f64::from(*x) - f64::from(l) * f64::from(scale)).powi(2))
+                    .fold(f64::INFINITY, f64::min)
             });
             errors.sum()
         };
