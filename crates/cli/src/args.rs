@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use basert_convert::{Compat, Convention, Method, Outtype, Target};
+use basert_engine::KvTypes;
 use basert_quant::ScaleDtype;
 use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue};
@@ -11,7 +12,7 @@ use clap::{Args, Command as Grammar, CommandFactory, FromArgMatches, Parser, Sub
 
 use crate::bench::{BENCH_HELP, BenchArgs};
 use crate::options::{
-    AnswerOptions, KvChoice, PromptOptions, RunOptions, SamplingOptions, WorkOptions, any_kv, positive,
+    AnswerOptions, PromptOptions, RunOptions, SamplingOptions, WorkOptions, any_kv, positive,
 };
 
 /// Turn a checkpoint into one verified .base file and run it.
@@ -486,7 +487,7 @@ Examples:
   basert eval qwen3-q4.base qwen3-q8.base --text-file wiki.txt --against qwen3-bf16.base --picture quality.svg
   basert eval qwen3.base --recall --lengths 512,2048,8192 --depths 0,50,100
   basert eval qwen3.base --choices questions.jsonl --tool-calls calls.jsonl
-  basert eval qwen3.base --text-file wiki.txt --with-kv f16 --with-kv f32
+  basert eval qwen3.base --text-file wiki.txt --with-kv 16 --with-kv 8 --with-kv 84
   basert eval qwen3.base --ids-file ids.json --kv-type f32 --dump-logits logits.safetensors
 
 A text longer than the window is read in windows, each from an empty cache; the first token of a window is not scored. \
@@ -516,7 +517,7 @@ pub struct EvalArgs {
 
     /// Measure every model with each of these KV types, such as 16, 84, f32 or k=f32,v=f16; may be given several times
     #[arg(long, value_name = "TYPE", value_parser = any_kv)]
-    pub with_kv: Vec<KvChoice>,
+    pub with_kv: Vec<KvTypes>,
 
     /// Draw quality against bits per weight and KV bytes per token to this SVG file
     #[arg(long, value_name = "FILE")]

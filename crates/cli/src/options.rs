@@ -54,16 +54,16 @@ impl RunOptions {
     /// The engine's options.
     ///
     /// # Errors
-    /// A cache type that this version cannot honour, or an instruction set that does not exist here.
+    /// An instruction set that does not exist here.
     pub fn resolve(&self) -> Outcome<basert_engine::Options> {
-        self.resolve_with(self.kv.choice.resolve()?)
+        self.resolve_with(self.kv.choice)
     }
 
     /// The engine's options for each of the KV types `with_kv`, or for those that were given where there are none.
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve), and as [`KvOptions::each`].
-    pub fn resolve_each(&self, with_kv: &[KvChoice]) -> Outcome<Vec<basert_engine::Options>> {
+    pub fn resolve_each(&self, with_kv: &[KvTypes]) -> Outcome<Vec<basert_engine::Options>> {
         let types = self.kv.each(with_kv)?;
         types.into_iter().map(|kv| self.resolve_with(kv)).collect()
     }
@@ -85,25 +85,25 @@ pub fn isa() -> Outcome<Option<Isa>> {
 /// The two spellings of the KV cache's types. Both in one source is an error; a flag beats the environment.
 #[derive(Args, Clone, Debug, Default)]
 struct RawKv {
-    /// Bits per element of the KV cache: 16, 8, 4, or 84 for 8-bit K and 4-bit V (only 16 for now)
+    /// Bits per element of the KV cache: 16 (f16), 8 (q8), 4 (q4), or 84 for 8-bit K and 4-bit V [default: 16]
     #[arg(
         long, value_name = "16|8|4|84", env = "BASERT_KV_BITS", hide_env_values = true,
         value_parser = KV_BITS, hide_possible_values = true, help_heading = ENGINE
     )]
     kv_bits: Option<String>,
 
-    /// Types of the KV cache, such as f16 or k=f32,v=f16 [default: f16]
+    /// Types of the KV cache: f32, f16, bf16, q8 or q4, for both sides or as k=q8,v=q4 [default: f16]
     #[arg(
         long, value_name = "TYPE", env = "BASERT_KV_TYPE", hide_env_values = true, value_parser = kv_type,
         help_heading = ENGINE
     )]
-    kv_type: Option<KvChoice>,
+    kv_type: Option<KvTypes>,
 }
 
 /// [`RawKv`] after precedence.
 #[derive(Clone, Debug, Default)]
 pub struct KvOptions {
-    choice: KvChoice,
+    choice: KvTypes,
     /// Whether a flag says so.
     typed: bool,
 }
@@ -117,83 +117,27 @@ impl KvOptions {
     /// The types `with_kv`, or the one that was given where there are none.
     ///
     /// # Errors
-    /// Flags that name both, and types that this version cannot honour.
-    pub fn each(&self, with_kv: &[KvChoice]) -> Outcome<Vec<KvTypes>> {
+    /// Flags that name both.
+    pub fn each(&self, with_kv: &[KvTypes]) -> Outcome<Vec<KvTypes>> {
         if !with_kv.is_empty() && self.typed {
             return Err(Failure::new(
                 "--with-kv and --kv-type or --kv-bits both name KV types; give one of them",
             ));
         }
-        let choices = if with_kv.is_empty() { std::slice::from_ref(&self.choice) } else { with_kv };
-        choices.iter().map(|choice| choice.resolve()).collect()
+        Ok(if with_kv.is_empty() { vec![self.choice] } else { with_kv.to_vec() })
     }
 }
 
-/// Types of the KV cache as the user named them; not all of them can be honoured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvChoice {
-    k: KvName,
-    v: KvName,
-}
-
-impl Default for KvChoice {
-    fn default() -> Self {
-        KvChoice { k: KvName::F16, v: KvName::F16 }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum KvName {
-    F32,
-    F16,
-    Bf16,
-    Q8,
-    Q4,
-}
-
-impl KvName {
-    const ALL: [(&'static str, KvName); 5] = [
-        ("f32", KvName::F32),
-        ("f16", KvName::F16),
-        ("bf16", KvName::Bf16),
-        ("q8", KvName::Q8),
-        ("q4", KvName::Q4),
-    ];
-
-    fn parse(s: &str) -> Result<KvName, String> {
-        let known = KvName::ALL.iter().find(|(name, _)| *name == s);
-        known.map(|k| k.1).ok_or_else(|| format!("'{s}' is not one of f32, f16, bf16, q8, q4"))
-    }
-
-    /// The engine's type, or the name of one that it does not have yet.
-    fn supported(self) -> Result<KvDtype, &'static str> {
-        match self {
-            KvName::F32 => Ok(KvDtype::F32),
-            KvName::F16 => Ok(KvDtype::F16),
-            KvName::Bf16 => Err("bf16"),
-            KvName::Q8 => Err("q8"),
-            KvName::Q4 => Err("q4"),
-        }
-    }
-}
-
-impl KvChoice {
-    fn resolve(self) -> Outcome<KvTypes> {
-        let get = |part: &str, name: KvName| {
-            name.supported().map_err(|unsupported| {
-                Failure::new(format!("a {unsupported} {part} cache is not supported in this version"))
-                    .hint("use --kv-type f16 (the default) or f32")
-            })
-        };
-        Ok(KvTypes { k: get("K", self.k)?, v: get("V", self.v)? })
-    }
+fn kv_dtype(s: &str) -> Result<KvDtype, String> {
+    let known = KvDtype::ALL.into_iter().find(|dtype| dtype.name() == s);
+    known.ok_or_else(|| format!("'{s}' is not one of {}", KvDtype::ALL.map(KvDtype::name).join(", ")))
 }
 
 /// Parses `f16` or `k=f16,v=f32`; a part that is not named stays f16.
-fn kv_type(s: &str) -> Result<KvChoice, String> {
+fn kv_type(s: &str) -> Result<KvTypes, String> {
     if !s.contains('=') {
-        let both = KvName::parse(s)?;
-        return Ok(KvChoice { k: both, v: both });
+        let both = kv_dtype(s)?;
+        return Ok(KvTypes { k: both, v: both });
     }
     let (mut k, mut v) = (None, None);
     for part in s.split(',') {
@@ -202,28 +146,29 @@ fn kv_type(s: &str) -> Result<KvChoice, String> {
             Some(("v", name)) => (&mut v, name),
             _ => return Err(format!("'{part}' is not k=TYPE or v=TYPE")),
         };
-        if slot.replace(KvName::parse(name)?).is_some() {
+        if slot.replace(kv_dtype(name)?).is_some() {
             return Err(format!("'{part}' names the same part twice"));
         }
     }
-    Ok(KvChoice { k: k.unwrap_or(KvName::F16), v: v.unwrap_or(KvName::F16) })
+    let default = KvTypes::default();
+    Ok(KvTypes { k: k.unwrap_or(default.k), v: v.unwrap_or(default.v) })
 }
 
 const KV_BITS: [&str; 4] = ["16", "8", "4", "84"];
 
 /// One of [`KV_BITS`].
-fn kv_bits(s: &str) -> KvChoice {
+fn kv_bits(s: &str) -> KvTypes {
     let (k, v) = match s {
-        "8" => (KvName::Q8, KvName::Q8),
-        "4" => (KvName::Q4, KvName::Q4),
-        "84" => (KvName::Q8, KvName::Q4),
-        _ => (KvName::F16, KvName::F16),
+        "8" => (KvDtype::Q8, KvDtype::Q8),
+        "4" => (KvDtype::Q4, KvDtype::Q4),
+        "84" => (KvDtype::Q8, KvDtype::Q4),
+        _ => (KvDtype::F16, KvDtype::F16),
     };
-    KvChoice { k, v }
+    KvTypes { k, v }
 }
 
 /// Types in either spelling: `84` or `k=q8,v=q4`.
-pub fn any_kv(s: &str) -> Result<KvChoice, String> {
+pub fn any_kv(s: &str) -> Result<KvTypes, String> {
     if KV_BITS.contains(&s) { Ok(kv_bits(s)) } else { kv_type(s) }
 }
 
@@ -454,14 +399,15 @@ mod tests {
     #[test]
     fn kv_types_parse_or_say_what_is_wrong() {
         let ok = [
-            ("f16", KvName::F16, KvName::F16),
-            ("f32", KvName::F32, KvName::F32),
-            ("k=f32", KvName::F32, KvName::F16),
-            ("v=f32,k=f16", KvName::F16, KvName::F32),
-            ("k=q8,v=q4", KvName::Q8, KvName::Q4),
+            ("f16", KvDtype::F16, KvDtype::F16),
+            ("f32", KvDtype::F32, KvDtype::F32),
+            ("bf16", KvDtype::Bf16, KvDtype::Bf16),
+            ("k=f32", KvDtype::F32, KvDtype::F16),
+            ("v=f32,k=f16", KvDtype::F16, KvDtype::F32),
+            ("k=q8,v=q4", KvDtype::Q8, KvDtype::Q4),
         ];
         for (text, k, v) in ok {
-            assert_eq!(kv_type(text), Ok(KvChoice { k, v }), "{text}");
+            assert_eq!(kv_type(text), Ok(KvTypes { k, v }), "{text}");
         }
         for bad in ["", "f64", "k=f32,k=f16", "x=f32", "k=f16,", "k="] {
             assert!(kv_type(bad).is_err(), "{bad}");
@@ -469,12 +415,12 @@ mod tests {
     }
 
     #[test]
-    fn narrow_caches_are_refused_and_not_widened() {
-        for bits in ["8", "4", "84"] {
-            let failure = kv_bits(bits).resolve().unwrap_err();
-            assert!(matches!(failure, Failure::Error { hint: Some(_), .. }), "{bits}");
+    fn bits_are_short_for_types() {
+        for (bits, types) in [("16", "f16"), ("8", "q8"), ("4", "q4"), ("84", "k=q8,v=q4")] {
+            assert_eq!(Ok(kv_bits(bits)), kv_type(types), "{bits}");
+            assert_eq!(any_kv(bits), any_kv(types), "{bits}");
+            assert_eq!(kv_bits(bits).to_string(), types);
         }
-        assert!(kv_bits("16").resolve().is_ok());
     }
 
     #[test]

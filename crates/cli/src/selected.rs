@@ -20,7 +20,7 @@ pub fn show(engine: &Engine, verbose: bool) {
 }
 
 fn lines(engine: &Engine) -> Vec<(&'static str, String)> {
-    let Selected { isa, threads, arch, weights, kv, context, page_tokens, memory, .. } = engine.selected();
+    let Selected { isa, threads, arch, weights, context, memory, .. } = engine.selected();
     let mut lines = vec![
         ("model", format!("{arch}: {}", schedule::mixers(&engine.spec().layers))),
         ("isa", isa.to_string()),
@@ -30,7 +30,7 @@ fn lines(engine: &Engine) -> Vec<(&'static str, String)> {
         let tensors = count(total.tensors as u64, "tensor");
         lines.push(("weights", format!("{}: {tensors}, {}", total.dtype, bytes(total.bytes))));
     }
-    lines.push(("kv cache", format!("K {}, V {}, pages of {page_tokens} tokens", kv.k, kv.v)));
+    lines.push(("kv cache", kv_cache(engine.selected())));
     lines.push(("context", format!("{context} tokens")));
     let parts = [
         ("weights (mapped)", memory.weights_mapped),
@@ -45,9 +45,19 @@ fn lines(engine: &Engine) -> Vec<(&'static str, String)> {
     lines
 }
 
+/// The KV cache as it was allocated.
+fn kv_cache(selected: &Selected) -> String {
+    let Selected { kv, pools, page_tokens, .. } = selected;
+    let layers = count(pools.layers as u64, "layer");
+    let pages = count(pools.pages as u64, "page");
+    let per_token = bytes(pools.bytes_per_token);
+    format!("K {}, V {}, {pages} of {page_tokens} tokens, {per_token} per token in {layers}", kv.k, kv.v)
+}
+
 /// The same for scripts.
 pub fn to_json(selected: &Selected) -> Value {
-    let Selected { isa, threads, arch, weights, kv, context, page_tokens, memory, notes } = selected;
+    let Selected { isa, threads, arch, weights, kv, pools, state_bytes, context, page_tokens, memory, notes } =
+        selected;
     let weights: Vec<Value> = weights
         .iter()
         .map(|t| json!({"dtype": t.dtype.name(), "tensors": t.tensors, "bytes": t.bytes}))
@@ -59,6 +69,10 @@ pub fn to_json(selected: &Selected) -> Value {
         "weights": weights,
         "k_type": kv.k.to_string(),
         "v_type": kv.v.to_string(),
+        "kv_layers": pools.layers,
+        "kv_pages": pools.pages,
+        "kv_bytes_per_token": pools.bytes_per_token,
+        "state_bytes_per_sequence": state_bytes,
         "context": context,
         "page_tokens": page_tokens,
         "memory": {

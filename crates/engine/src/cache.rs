@@ -5,11 +5,12 @@
 //! page in every layer. "Contiguous" is a pool whose page is the whole context. A recurrent layer owns
 //! a slice of the sequence's state vector: the f32 delta state, then the convolution's last inputs.
 
-use basert_kernels::{Buffer, KvDtype, KvGeometry};
-use basert_model::plan::{ElementSize, StateBytes};
+use basert_kernels::{Buffer, KvGeometry};
+use basert_model::plan::StateBytes;
 use basert_model::{LayerSpec, Mixer};
 
 use crate::EngineError;
+use crate::kv::{KvPools, KvTypes};
 
 /// A live sequence of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,8 +66,7 @@ pub(crate) enum LayerCache {
 /// Sizes from which the caches are planned and allocated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheSizes {
-    pub k: KvDtype,
-    pub v: KvDtype,
+    pub kv: KvTypes,
     pub context: usize,
     pub page_tokens: usize,
     pub sequences: usize,
@@ -90,13 +90,9 @@ impl CacheSizes {
 
     /// Bytes of the K and the V pool of a layer, if it has any; saturating, so that absurd sizes are refused as such.
     pub fn pool_bytes(&self, layer: &LayerSpec) -> Option<(usize, usize)> {
-        let attention = layer.mixer.attention()?;
         let tokens = self.pages().saturating_mul(self.page_tokens);
-        let side = |dtype| {
-            let token = attention.kv_heads * element_size(dtype).of(attention.head_dim as u64) as usize;
-            tokens.saturating_mul(token)
-        };
-        Some((side(self.k), side(self.v)))
+        let (k, v) = self.kv.layer_bytes(layer.mixer.attention()?);
+        Some((tokens.saturating_mul(k as usize), tokens.saturating_mul(v as usize)))
     }
 
     /// f32 elements of a layer's recurrent state, if it has any: delta state and convolution tail.
@@ -104,14 +100,6 @@ impl CacheSizes {
         let Mixer::GatedDelta(delta) = &layer.mixer else { return None };
         let bytes = StateBytes::of(delta);
         Some((bytes.delta as usize / size_of::<f32>(), bytes.conv as usize / size_of::<f32>()))
-    }
-}
-
-/// The plan's name for a cache dtype.
-fn element_size(dtype: KvDtype) -> ElementSize {
-    match dtype {
-        KvDtype::F32 => ElementSize::F32,
-        KvDtype::F16 => ElementSize::F16,
     }
 }
 
@@ -153,8 +141,8 @@ impl Caches {
                 kv_heads: a.kv_heads,
                 head_dim: a.head_dim,
                 page_tokens: self.sizes.page_tokens,
-                k: self.sizes.k,
-                v: self.sizes.v,
+                k: self.sizes.kv.k,
+                v: self.sizes.kv.v,
             };
             self.kv.push(KvLayer { geometry, k: Buffer::try_zeroed(k)?, v: Buffer::try_zeroed(v)? });
         } else if let Some((delta, conv)) = CacheSizes::state_elements(layer) {
@@ -162,6 +150,22 @@ impl Caches {
             self.state_len += delta + conv;
         }
         Ok(())
+    }
+
+    /// Element types of the allocated pools; the requested ones for a model without attention.
+    pub fn types(&self) -> KvTypes {
+        self.kv.first().map_or(self.sizes.kv, |layer| KvTypes { k: layer.geometry.k, v: layer.geometry.v })
+    }
+
+    /// What was allocated for K and V.
+    pub fn pools(&self) -> KvPools {
+        let bytes = |layer: &KvLayer| layer.k.len() + layer.v.len();
+        let pages = |layer: &KvLayer| layer.k.len() / layer.geometry.page_bytes(layer.geometry.k);
+        let pages = self.kv.first().map_or(0, pages);
+        let bytes = self.kv.iter().map(bytes).sum::<usize>() as u64;
+        let tokens = (pages * self.sizes.page_tokens) as u64;
+        let bytes_per_token = bytes.checked_div(tokens).unwrap_or(0);
+        KvPools { layers: self.kv.len(), pages, bytes, bytes_per_token }
     }
 
     /// A new empty sequence.

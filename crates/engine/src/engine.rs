@@ -3,12 +3,13 @@
 use std::path::Path;
 
 use basert_format::{BaseFile, DtypeTotal, Header, SlotFlags, SourceFormat, VERSION_KEY};
-use basert_kernels::{Cpu, Isa, KvDtype, default_threads};
+use basert_kernels::{Cpu, Isa, default_threads};
 use basert_model::{Arch, Config, Mixer, ModelSpec};
 
 use crate::EngineError;
 use crate::cache::{CacheSizes, Caches, LayerCache, SequenceId};
 use crate::forward::{Context, Span};
+use crate::kv::{KvPools, KvTypes};
 use crate::plan::{MemoryPlan, available_memory};
 use crate::rope::Frequencies;
 use crate::tensor::{Decoding, Tensors, decoded_because};
@@ -24,21 +25,6 @@ const MAX_CONTEXT: usize = 1 << 31;
 const MAX_SEQUENCES: usize = 1 << 12;
 const MAX_THREADS: usize = 1 << 10;
 const MAX_STEP: usize = 1 << 20;
-
-/// Element types of the KV cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvTypes {
-    /// Keys.
-    pub k: KvDtype,
-    /// Values.
-    pub v: KvDtype,
-}
-
-impl Default for KvTypes {
-    fn default() -> Self {
-        KvTypes { k: KvDtype::F16, v: KvDtype::F16 }
-    }
-}
 
 /// How to load a model. `None` means the documented default.
 #[derive(Clone, Debug)]
@@ -94,8 +80,12 @@ pub struct Selected {
     pub arch: Arch,
     /// Tensors and bytes per dtype in the file.
     pub weights: Vec<DtypeTotal>,
-    /// KV cache element types.
+    /// Element types of the KV cache, as it was allocated.
     pub kv: KvTypes,
+    /// The allocated KV cache.
+    pub pools: KvPools,
+    /// Recurrent state of one sequence, in bytes.
+    pub state_bytes: u64,
     /// Context in tokens.
     pub context: usize,
     /// Tokens per KV page.
@@ -176,6 +166,7 @@ impl Engine {
     pub fn load(file: BaseFile, options: &Options) -> Result<Engine, EngineError> {
         refuse_unrunnable(&file)?;
         let spec = model_spec(&file)?;
+        options.kv.check(&spec, file.path())?;
         let decoding =
             Decoding { all: options.dequantize, hold: !options.lean && decoded_fit(&file, options) };
         let (weights, bound) = Weights::bind(Tensors::File(&file), &spec, decoding)?;
@@ -196,12 +187,15 @@ impl Engine {
             weights_decoded: bound.decoded_bytes as u64,
             ..MemoryPlan::of(&spec, &sizes, options.step_tokens, options.logit_rows)
         };
+        let caches = Caches::new(&spec.layers, sizes)?;
         let selected = Selected {
             isa: cpu.isa(),
             threads: cpu.threads(),
             arch: spec.arch,
             weights: file.dtype_totals(),
-            kv: options.kv,
+            kv: caches.types(),
+            pools: caches.pools(),
+            state_bytes: (caches.state_len * size_of::<f32>()) as u64,
             context: sizes.context,
             page_tokens: sizes.page_tokens,
             memory,
@@ -209,7 +203,7 @@ impl Engine {
         };
         Ok(Engine {
             rope: frequencies(&spec, &weights),
-            caches: Caches::new(&spec.layers, sizes)?,
+            caches,
             work: Workspace::new(&spec, options.step_tokens, options.logit_rows),
             tokens: Vec::with_capacity(options.step_tokens),
             spans: Vec::with_capacity(options.sequences),
@@ -480,8 +474,7 @@ fn cache_sizes(
     within("sequences", Some(options.sequences), MAX_SEQUENCES)?;
     within("context", options.context, MAX_CONTEXT)?;
     let sized = |context: usize| CacheSizes {
-        k: options.kv.k,
-        v: options.kv.v,
+        kv: options.kv,
         context,
         page_tokens: page.unwrap_or(context.next_multiple_of(TILE)),
         sequences: options.sequences,

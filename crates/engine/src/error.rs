@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use basert_format::FormatError;
-use basert_kernels::KernelError;
+use basert_kernels::{KernelError, KvDtype};
 use basert_model::ModelError;
 
 /// Errors of loading and running a model.
@@ -78,6 +78,23 @@ pub enum EngineError {
         option: &'static str,
         /// Why, with the numbers.
         reason: String,
+    },
+    /// A quantised cache for heads that are not whole blocks of it.
+    #[error(
+        "{}: a {dtype} {side} cache holds heads of a multiple of {} elements, but this model's have {head_dim}; \
+         f16 and bf16 hold heads of any size",
+        path.display(),
+        dtype.block_elements()
+    )]
+    KvBlocks {
+        /// The model file.
+        path: PathBuf,
+        /// `K` or `V`.
+        side: &'static str,
+        /// What was asked for.
+        dtype: KvDtype,
+        /// Elements of a head.
+        head_dim: usize,
     },
     /// More tokens than the sequence's context holds.
     #[error("{needed} tokens do not fit the context of {context}")]

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use basert_kernels::{Cpu, DeltaShape, LinearJob, Pairing, Scratch, route};
+use basert_kernels::{Cpu, DeltaShape, KvGeometry, LinearJob, Pairing, Scratch, route};
 use basert_model::{Attention, Ffn, GatedDelta, LayerSpec, Mixer, ModelSpec, Moe, RopePairing};
 
 use crate::EngineError;
@@ -227,6 +227,14 @@ impl Context<'_> {
         let Workspace { inner: q, gate, k, v, mixed, out, scratch, .. } = work;
         let mixed = &mut mixed[..tokens * inner];
         let scale = 1.0 / (a.head_dim as f32).sqrt();
+        let KvGeometry { k: k_type, v: v_type, .. } = caches.kv[kv].geometry;
+        if k_type.is_rotated() {
+            self.cpu.rotate(&mut q[..tokens * inner], a.head_dim);
+            self.cpu.rotate(&mut k[..tokens * kv_width], a.head_dim);
+        }
+        if v_type.is_rotated() {
+            self.cpu.rotate(&mut v[..tokens * kv_width], a.head_dim);
+        }
         for span in spans {
             let (sequence, layers) = caches.parts(span.sequence)?;
             let layer = &mut layers[kv];
@@ -236,6 +244,9 @@ impl Context<'_> {
             self.cpu.store_kv(geometry, &mut layer.k, &mut layer.v, pages, first, k, v);
             let (q, mixed) = (&q[rows.clone()], &mut mixed[rows]);
             self.cpu.attention(geometry, &layer.k, &layer.v, pages, first, q, a.heads, scale, mixed);
+        }
+        if v_type.is_rotated() {
+            self.cpu.rotate(mixed, a.head_dim);
         }
         if a.output_gate {
             self.cpu.sigmoid_mul(mixed, &gate[..tokens * inner]);

@@ -11,6 +11,7 @@ mod engine;
 mod error;
 mod forward;
 mod generate;
+mod kv;
 mod plan;
 mod rope;
 mod sampler;
@@ -22,11 +23,12 @@ mod workspace;
 
 pub use cache::SequenceId;
 pub use engine::{
-    Engine, KvTypes, Logits, Options, RecurrentState, Selected, TokenRun, WantLogits, doubled_norm_offset,
+    Engine, Logits, Options, RecurrentState, Selected, TokenRun, WantLogits, doubled_norm_offset,
 };
 pub use error::EngineError;
 pub use forward::{LinearInput, Watch};
 pub use generate::{Event, Finish, GenerateParams, Generation, Session, generate};
+pub use kv::{KvPools, KvTypes};
 pub use plan::MemoryPlan;
 pub use sampler::{Sampler, SamplingParams, argmax};
 pub use scheduler::{Client, Limits, News, Request, Scheduler, Token};

@@ -74,6 +74,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::KvTypes;
     use crate::cache::Caches;
 
     fn spec(ffn: Ffn) -> ModelSpec {
@@ -100,18 +101,26 @@ mod tests {
         }
     }
 
+    /// Every type of K with every type of V.
+    fn pairs() -> impl Iterator<Item = KvTypes> {
+        let sides = KvDtype::ALL.into_iter();
+        sides.flat_map(|k| KvDtype::ALL.into_iter().map(move |v| KvTypes { k, v }))
+    }
+
     #[test]
     fn planned_bytes_are_allocated_bytes() {
         let moe =
             Moe { experts: 4, top_k: 2, intermediate: 32, shared_intermediate: Some(48), renormalise: true };
         for spec in [spec(Ffn::Dense { intermediate: 96 }), spec(Ffn::Moe(moe))] {
-            for (k, v) in [(KvDtype::F16, KvDtype::F16), (KvDtype::F32, KvDtype::F16)] {
+            for kv in pairs() {
                 for (context, page_tokens) in [(100, 128), (100, 32)] {
-                    let sizes = CacheSizes { k, v, context, page_tokens, sequences: 3 };
+                    let sizes = CacheSizes { kv, context, page_tokens, sequences: 3 };
                     let plan = MemoryPlan::of(&spec, &sizes, 48, 5);
                     let caches = Caches::new(&spec.layers, sizes).unwrap();
-                    let kv: usize = caches.kv.iter().map(|l| l.k.len() + l.v.len()).sum();
-                    assert_eq!(plan.kv, kv as u64);
+                    let bytes: usize = caches.kv.iter().map(|l| l.k.len() + l.v.len()).sum();
+                    assert_eq!(plan.kv, bytes as u64);
+                    assert_eq!((plan.kv, kv), (caches.pools().bytes, caches.types()));
+                    assert_eq!(caches.pools().bytes_per_token, kv.bytes_per_token(&spec));
                     assert_eq!(plan.state, (3 * caches.state_len * size_of::<f32>()) as u64);
                     let workspace = Workspace::new(&spec, 48, 5);
                     assert_eq!(plan.workspace, workspace.allocated_bytes() as u64);

@@ -10,6 +10,7 @@ use crate::EngineError;
 use crate::cache::{CacheSizes, Caches};
 use crate::engine::{TILE, frequencies};
 use crate::forward::{Context, Span, Watch};
+use crate::kv::KvTypes;
 use crate::tensor::{Decoding, TensorSource, Tensors};
 use crate::weights::Weights;
 use crate::workspace::Workspace;
@@ -48,8 +49,7 @@ pub fn stream(
     }
     let longest = windows.iter().map(|window| window.len()).max().unwrap_or(0);
     let sizes = CacheSizes {
-        k: KvDtype::F32,
-        v: KvDtype::F32,
+        kv: KvTypes { k: KvDtype::F32, v: KvDtype::F32 },
         context: longest,
         page_tokens: longest.next_multiple_of(TILE),
         sequences: windows.len(),

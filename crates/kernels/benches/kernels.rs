@@ -121,24 +121,29 @@ fn large_payload(encoding: Encoding) -> (usize, Vec<u8>) {
 }
 
 fn attention(cpu: &Cpu, plain: &Cpu) {
-    let geo = KvGeometry { kv_heads: 2, head_dim: 128, page_tokens: 32, k: KvDtype::F16, v: KvDtype::F16 };
-    let (heads, context) = (16, 4096);
-    let pages: Vec<u32> = (0..context / 32).collect();
-    let pool = || Buffer::zeroed(pages.len() * geo.page_elements() * 2);
-    let (k, v) = (pool(), pool());
-    for tokens in [1, 64] {
-        let q = floats(tokens * heads * 128);
-        let mut out = vec![0.0; q.len()];
-        let first = context as usize - tokens;
-        let mut time =
-            |cpu: &Cpu| seconds(|| cpu.attention(&geo, &k, &v, &pages, first, &q, heads, 0.1, &mut out));
-        let (fast, reference) = (time(cpu), time(plain));
-        let macs = (2 * tokens * heads * 128 * context as usize) as f64;
-        println!(
-            "attention over {context}, {tokens:2} tokens: {:.1} GMAC/s, {:.1}x reference",
-            macs / fast / 1e9,
-            reference / fast
-        );
+    for dtype in KvDtype::ALL {
+        let geo = KvGeometry { kv_heads: 2, head_dim: 128, page_tokens: 32, k: dtype, v: dtype };
+        let (heads, context) = (16, 4096);
+        let pages: Vec<u32> = (0..context / 32).collect();
+        let pool = || Buffer::zeroed(pages.len() * geo.page_bytes(dtype));
+        let (mut k, mut v) = (pool(), pool());
+        let x = floats(context as usize * 2 * 128);
+        let store = seconds(|| cpu.store_kv(&geo, &mut k, &mut v, &pages, 0, &x, &x));
+        println!("{dtype:4} store: {:.0} M elements/s", 2.0 * x.len() as f64 / store / 1e6);
+        for tokens in [1, 64] {
+            let q = floats(tokens * heads * 128);
+            let mut out = vec![0.0; q.len()];
+            let first = context as usize - tokens;
+            let mut time =
+                |cpu: &Cpu| seconds(|| cpu.attention(&geo, &k, &v, &pages, first, &q, heads, 0.1, &mut out));
+            let (fast, reference) = (time(cpu), time(plain));
+            let macs = (2 * tokens * heads * 128 * context as usize) as f64;
+            println!(
+                "{dtype:4} attention over {context}, {tokens:2} tokens: {:.1} GMAC/s, {:.1}x reference",
+                macs / fast / 1e9,
+                reference / fast
+            );
+        }
     }
 }
 

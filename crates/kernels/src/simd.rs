@@ -13,6 +13,7 @@ mod delta;
 mod element;
 mod elementwise;
 mod float;
+mod kv;
 mod math;
 mod norm;
 mod quantize;
@@ -61,7 +62,8 @@ kernel!(
 );
 kernel!(reference::attention::MergeSegments<'_>, reference::attention::merge_segments);
 kernel!(reference::attention::FinishHeads<'_>, reference::attention::finish_heads);
-kernel!(reference::attention::StoreKv<'_>, reference::attention::store_kv, attention::store_kv);
+kernel!(reference::kv::StoreKv<'_>, reference::kv::store_kv, kv::store_kv);
+kernel!(reference::rotate::Rotate<'_>, reference::rotate::rotate);
 kernel!(reference::conv::ConvSilu<'_>, reference::conv::conv_silu, conv::conv_silu);
 kernel!(reference::delta::NormalizeKeys<'_>, reference::delta::normalize_keys, norm::normalize_keys);
 kernel!(reference::delta::DeltaColumns<'_>, reference::delta::delta_columns, delta::delta_columns);

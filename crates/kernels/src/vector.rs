@@ -45,6 +45,12 @@ pub(crate) trait Simd: Copy + peak::Peak {
     fn load_f16(self, x: &[u8; 32]) -> Self::F;
     /// The same from little-endian bfloat16, exactly.
     fn load_bf16(self, x: &[u8; 32]) -> Self::F;
+    /// All lanes the little-endian binary16 `x`.
+    fn splat_f16(self, x: [u8; 2]) -> Self::F;
+    /// Lane i is the signed byte `x[i]`.
+    fn load_i8(self, x: &[u8; 16]) -> Self::F;
+    /// Lane i is `table[n]`, n being the high or the low nibble of `x[i]`.
+    fn load_nibbles(self, x: &[u8; 16], high: bool, table: &[i8; 16]) -> Self::F;
     /// Writes the lanes in order.
     fn store(self, v: Self::F, out: &mut [f32; 16]);
     /// Writes the lanes as little-endian binary16, rounded to nearest even.
@@ -68,6 +74,8 @@ pub(crate) trait Simd: Copy + peak::Peak {
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     /// `if a < b { a } else { b }`: `b` where either is NaN.
     fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `if a > border { height } else { 0 }`: 0 where either is NaN.
+    fn above(self, a: Self::F, border: Self::F, height: Self::F) -> Self::F;
     /// The nearest integer, halves to even.
     fn round(self, a: Self::F) -> Self::F;
     /// `y · 2^n` for integral `n` in -252..=252, as `(y · 2^(n>>1)) · 2^(n - (n>>1))`. Where `n` is NaN the factors are

@@ -62,7 +62,7 @@ impl Step {
             (encoding, payload)
         });
         let geometry =
-            KvGeometry { kv_heads: 2, head_dim: 64, page_tokens: 2048, k: KvDtype::F16, v: KvDtype::F16 };
+            KvGeometry { kv_heads: 2, head_dim: 64, page_tokens: 2048, k: KvDtype::Q8, v: KvDtype::Q4 };
         Step {
             payloads,
             x: values[..COLS].to_vec(),
@@ -70,8 +70,8 @@ impl Step {
             outs: [vec![0.0; ROWS], vec![0.0; ROWS], vec![0.0; ROWS]],
             scratch: Scratch::default(),
             geometry,
-            k: Buffer::zeroed(2 * geometry.page_elements()),
-            v: Buffer::zeroed(2 * geometry.page_elements()),
+            k: Buffer::zeroed(geometry.page_bytes(geometry.k)),
+            v: Buffer::zeroed(geometry.page_bytes(geometry.v)),
             delta: DeltaScratch::default(),
             state: vec![0.0; 2 * 64 * 64],
             conv: vec![0.0; 3 * COLS],
@@ -97,6 +97,7 @@ impl Step {
         cpu.silu_mul_inplace(y, x);
         cpu.sigmoid_mul(y, x);
         cpu.add(y, x);
+        cpu.rotate(y, 64);
         cpu.store_kv(&self.geometry, &mut self.k, &mut self.v, &[0], position, &y[..128], &y[128..]);
         cpu.attention(&self.geometry, &self.k, &self.v, &[0], position, x, 4, 0.125, y);
         cpu.conv1d_silu(x, &[0.25; 4 * COLS], &mut self.conv, y);

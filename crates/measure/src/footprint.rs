@@ -1,8 +1,6 @@
 //! What a model takes, to be set against what it is worth.
 
-use basert_engine::{Engine, KvTypes};
-use basert_kernels::KvDtype;
-use basert_model::plan::ElementSize;
+use basert_engine::Engine;
 use serde::Serialize;
 
 /// Bytes of weights and caches.
@@ -27,20 +25,12 @@ impl Footprint {
         let (parameters, weight_bytes) = tensors.fold((0, 0), |(elements, bytes), t| {
             (elements + t.shape.iter().product::<u64>(), bytes + t.length)
         });
-        let KvTypes { k, v } = engine.selected().kv;
         Footprint {
             parameters,
             weight_bytes,
             bits_per_weight: 8.0 * weight_bytes as f64 / parameters as f64,
-            kv_bytes_per_token: engine.spec().kv_bytes_per_token(size(k), size(v)),
+            kv_bytes_per_token: engine.selected().kv.bytes_per_token(engine.spec()),
             state_bytes: engine.spec().state_bytes_per_sequence(),
         }
-    }
-}
-
-fn size(dtype: KvDtype) -> ElementSize {
-    match dtype {
-        KvDtype::F32 => ElementSize::F32,
-        KvDtype::F16 => ElementSize::F16,
     }
 }

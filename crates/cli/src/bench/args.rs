@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use basert_engine::KvTypes;
 use clap::Args;
 
 use super::numbers::{Numbers, counts, numbers};
-use crate::options::{KvChoice, KvOptions, any_kv, positive};
+use crate::options::{KvOptions, any_kv, positive};
 
 /// Examples and remarks at the end of the help.
 pub const BENCH_HELP: &str = "\
@@ -73,7 +74,7 @@ pub struct BenchArgs {
 
     /// Measure with each of these KV types, named as for --kv-type or --kv-bits; may be given several times
     #[arg(long, value_name = "TYPE", value_parser = any_kv, conflicts_with = "compare", help_heading = RUN)]
-    pub with_kv: Vec<KvChoice>,
+    pub with_kv: Vec<KvTypes>,
 
     /// Tokens per page of the KV cache, multiples of 32; 0 is one page for everything
     #[arg(long, value_name = "N,…", default_value = "0", value_parser = numbers, conflicts_with = "compare", help_heading = RUN)]

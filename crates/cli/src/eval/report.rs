@@ -8,7 +8,6 @@ use basert_measure::{
 };
 use serde_json::{Value, json};
 
-use crate::options::kv_name;
 use crate::selected;
 use crate::table::Table;
 use crate::units::{bytes, rate, seconds};
@@ -42,10 +41,9 @@ pub struct TextResult {
 impl Row {
     /// A model of which nothing has been measured yet.
     pub fn new(model: &Path, footprint: Footprint, selected: &Selected) -> Row {
-        let kv = selected.kv;
         Row {
             model: model.display().to_string(),
-            kv: kv_name(kv.k.name(), kv.v.name()),
+            kv: selected.kv.to_string(),
             footprint,
             text: None,
             own_reference: None,

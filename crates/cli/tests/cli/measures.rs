@@ -36,7 +36,7 @@ fn several_models_and_kv_types_are_one_table() {
     let ids = ids_file(dir.path());
     let (_q4_dir, q4) = converted("llama-tiny", "q4");
     let said =
-        run!("eval", llama(), &q4, "--ids-file", &ids, "--with-kv", "16", "--with-kv", "k=f32,v=f16").ok();
+        run!("eval", llama(), &q4, "--ids-file", &ids, "--with-kv", "84", "--with-kv", "k=f32,v=f16").ok();
     let lines: Vec<&str> = said.out.lines().collect();
     assert_eq!(lines.len(), 5, "{said:?}");
     for heading in ["model", "KV", "bits/weight", "KV bytes/token", "perplexity"] {
@@ -47,9 +47,9 @@ fn several_models_and_kv_types_are_one_table() {
         "what was not measured has no column: {said:?}"
     );
     for (line, (model, kv)) in lines[1..].iter().zip([
-        (llama(), "f16"),
+        (llama(), "k=q8,v=q4"),
         (llama(), "k=f32,v=f16"),
-        (&q4, "f16"),
+        (&q4, "k=q8,v=q4"),
         (&q4, "k=f32,v=f16"),
     ]) {
         let mut words = line.split_whitespace();
@@ -108,11 +108,10 @@ fn options_that_would_have_no_effect_are_refused() {
     let (model, ids) = (llama().to_str().unwrap(), ids.to_str().unwrap());
     let out = dir.path().join("l.safetensors");
     let out = out.to_str().unwrap();
-    let cases: [(&[&str], &[&str]); 7] = [
+    let cases: [(&[&str], &[&str]); 6] = [
         (&["--own-reference", "--stride", "8"], &["--stride needs a text", "--text-file"]),
         (&["--own-reference", "--against", model], &["--against needs a text"]),
         (&["--ids-file", ids, "--with-kv", "f16", "--kv-type", "f32"], &["--with-kv", "--kv-type"]),
-        (&["--ids-file", ids, "--with-kv", "84"], &["q8 K cache is not supported"]),
         (&[model, "--ids-file", ids, "--dump-logits", out], &["one model"]),
         (&["--ids-file", ids, "--window", "99", "-c", "64"], &["99", "64", "--window 64"]),
         (&["--ids-file", ids, "--window", "8", "--stride", "9"], &["stride of 9"]),

@@ -52,16 +52,24 @@ pub struct Converted {
     _folder: tempfile::TempDir,
 }
 
+impl Converted {
+    /// A file that `make` writes.
+    pub fn with(make: impl FnOnce(&Path)) -> Converted {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.base");
+        make(&path);
+        Converted { path, _folder: folder }
+    }
+}
+
 pub fn converted(source: &Path, target: &str) -> Converted {
     let target: Target = target.parse().unwrap();
     converted_as(source, &ConvertOptions { target, ..ConvertOptions::default() })
 }
 
 pub fn converted_as(source: &Path, options: &ConvertOptions) -> Converted {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.base");
-    convert(source, &path, options, &mut Silent).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
-    Converted { path, _folder: folder }
+    let convert = |path: &Path| convert(source, path, options, &mut Silent);
+    Converted::with(|path| convert(path).map(drop).unwrap_or_else(|e| panic!("{}: {e}", source.display())))
 }
 
 #[derive(Deserialize)]

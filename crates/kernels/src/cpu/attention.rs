@@ -7,8 +7,9 @@ use super::Cpu;
 use crate::Buffer;
 use crate::kv::{KvDtype, KvGeometry};
 use crate::reference::attention::{
-    AttentionSegment, FinishHeads, MergeSegments, SEGMENT, STATE_HEADER, StoreKv, TILE,
+    AttentionSegment, FinishHeads, MergeSegments, SEGMENT, STATE_HEADER, TILE,
 };
+use crate::reference::kv::StoreKv;
 use crate::scratch::{grown, with_local};
 use crate::shared::SharedMut;
 
@@ -112,7 +113,8 @@ impl Cpu {
         first_position: usize,
         x: &[f32],
     ) {
-        let bytes = geo.head_dim * dtype.bytes();
+        assert!(dtype.fits(geo.head_dim), "heads of {} are not blocks of {dtype}", geo.head_dim);
+        let bytes = dtype.row_bytes(geo.head_dim);
         let width = geo.kv_heads * geo.head_dim;
         let tokens = x.len().checked_div(width).unwrap_or(0);
         assert_eq!(tokens * width, x.len(), "keys and values are not [tokens, kv_heads, head_dim]");
@@ -121,7 +123,7 @@ impl Cpu {
         self.split(geo.kv_heads, 1, LEAST.div_ceil(tokens.max(1) * geo.head_dim.max(1)), &|heads| {
             for (token, kv_head) in (0..tokens).flat_map(|token| heads.clone().map(move |head| (token, head)))
             {
-                let slot = geo.row(pages, kv_head, first_position + token) / geo.head_dim;
+                let slot = geo.row(pages, kv_head, first_position + token);
                 // SAFETY: slots of different heads differ whatever the page table says, and each head belongs to one
                 // task, in which one block lives at a time.
                 let mut out = unsafe { pool.block(slot..slot + 1, 0..bytes) };
@@ -148,6 +150,11 @@ impl Cpu {
     ) {
         assert_eq!(q.len(), out.len(), "attention changes no shape");
         assert!(geo.page_tokens.is_multiple_of(TILE), "pages of {} positions cut a tile", geo.page_tokens);
+        assert!(
+            geo.k.fits(geo.head_dim) && geo.v.fits(geo.head_dim),
+            "heads of {} are not blocks",
+            geo.head_dim
+        );
         assert!(geo.kv_heads > 0 && heads.is_multiple_of(geo.kv_heads), "query heads do not share KV heads");
         let (k, v) = (k_pool.as_bytes(), v_pool.as_bytes());
         let call = Call { geometry: geo, k, v, pages, first_position, q, heads, scale };

@@ -5,6 +5,7 @@ use crate::reference::conv::ConvSilu;
 use crate::reference::elementwise::{AddScaled, SigmoidMul, SigmoidScaleRows, SiluMul};
 use crate::reference::norm::{GatedRmsNorm, RmsNorm};
 use crate::reference::rope::{Pairing, Rope};
+use crate::reference::rotate::Rotate;
 use crate::shared::SharedMut;
 
 /// Elements below which one thread is faster than waking others.
@@ -55,6 +56,18 @@ impl Cpu {
             let (cos, sin) = (&cos[table.clone()], &sin[table]);
             self.level.run(Rope { x, heads, head_dim, cos, sin, pairing });
         });
+    }
+
+    /// Rotates every head of `x` `[rows, head_dim]` by a Walsh-Hadamard transform over as many neighbouring elements as
+    /// the largest power of two in `head_dim`, a multiple of 16. Rotating twice gives back what was there, and dot
+    /// products of two rotated heads are those of the heads, but for rounding.
+    ///
+    /// This is for caches whose type [is rotated](crate::KvDtype::is_rotated): queries with keys, and what attention makes
+    /// of rotated values once more.
+    pub fn rotate(&self, x: &mut [f32], head_dim: usize) {
+        assert!(head_dim > 0 && head_dim.is_multiple_of(16), "heads of {head_dim} cannot be rotated");
+        let width = 1 << head_dim.trailing_zeros();
+        self.rows(x, width, &|_, x| self.level.run(Rotate { x, width }));
     }
 
     /// `out = silu(gate)·up`, all of one length.

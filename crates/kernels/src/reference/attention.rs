@@ -4,10 +4,10 @@
 //! Positions are walked in tiles of [`TILE`] from absolute zero, whatever the page size. [`SEGMENT`] positions form a
 //! segment; segments are computed independently of each other and merged in ascending order.
 
+use super::kv::cached;
 use super::math::exp;
 use super::sum::Lanes;
 use crate::kv::{KvDtype, KvGeometry};
-use half::f16;
 
 /// Positions whose scores share one step of the running maximum.
 pub(crate) const TILE: usize = 32;
@@ -34,7 +34,7 @@ pub(crate) struct AttentionSegment<'a> {
     pub state: &'a mut [f32], // [rows, heads / kv_heads, STATE_HEADER + head_dim]
 }
 
-impl AttentionSegment<'_> {
+impl<'a> AttentionSegment<'a> {
     /// Query heads per KV head.
     pub fn group(&self) -> usize {
         self.heads / self.geometry.kv_heads
@@ -49,6 +49,17 @@ impl AttentionSegment<'_> {
     pub fn visible(&self, position: usize) -> std::ops::Range<usize> {
         let start = self.segment * SEGMENT;
         start..(start + SEGMENT).min(position + 1)
+    }
+
+    /// Rows of K and of V of the first `count` positions of the tile that starts at `start`.
+    #[inline(always)]
+    pub fn tile(&self, start: usize, count: usize) -> (&'a [u8], &'a [u8]) {
+        let first = self.geometry.row(self.pages, self.kv_head, start);
+        let rows = |dtype: KvDtype| {
+            let bytes = dtype.row_bytes(self.geometry.head_dim);
+            first * bytes..(first + count) * bytes
+        };
+        (&self.k[rows(self.geometry.k)], &self.v[rows(self.geometry.v)])
     }
 
     /// Index in `q` of the first element of a row's query head `g` of this KV head.
@@ -90,18 +101,20 @@ pub(crate) fn attention_segment(a: AttentionSegment<'_>) {
             let index = (row * group + g) * (STATE_HEADER + head_dim);
             for start in visible.clone().step_by(TILE) {
                 let count = TILE.min(visible.end - start);
-                let base = a.geometry.row(a.pages, a.kv_head, start);
+                let (keys, values) = a.tile(start, count);
+                let (k_row, v_row) = (keys.len() / count, values.len() / count);
                 let mut scores = [0.0; TILE];
                 for (j, score) in scores[..count].iter_mut().enumerate() {
                     let mut lanes = Lanes::new();
+                    let key = &keys[j * k_row..(j + 1) * k_row];
                     for (i, q) in q.iter().enumerate() {
-                        lanes.fma(i, *q, cached(a.geometry.k, a.k, base + j * head_dim + i));
+                        lanes.fma(i, *q, cached(a.geometry.k, key, i));
                     }
                     *score = lanes.sum() * a.scale;
                 }
                 let state = &mut a.state[index..][..STATE_HEADER + head_dim];
-                let values = |j: usize, i: usize| cached(a.geometry.v, a.v, base + j * head_dim + i);
-                add_tile(state, &scores[..count], values);
+                let value = |j: usize, i: usize| cached(a.geometry.v, &values[j * v_row..(j + 1) * v_row], i);
+                add_tile(state, &scores[..count], value);
             }
         }
     }
@@ -155,37 +168,6 @@ pub(crate) fn finish_heads(a: FinishHeads<'_>) {
     for (state, out) in heads.zip(a.out.chunks_exact_mut(a.head_dim)) {
         for (o, value) in out.iter_mut().zip(&state[STATE_HEADER..]) {
             *o = value / state[1];
-        }
-    }
-}
-
-/// Element `index` of a pool.
-#[inline(always)]
-pub(crate) fn cached(dtype: KvDtype, pool: &[u8], index: usize) -> f32 {
-    match dtype {
-        KvDtype::F32 => f32::from_le_bytes(pool.as_chunks().0[index]),
-        KvDtype::F16 => f16::from_le_bytes(pool.as_chunks().0[index]).to_f32(),
-    }
-}
-
-/// One head's key or value on its way into the cache.
-pub(crate) struct StoreKv<'a> {
-    pub dtype: KvDtype,
-    pub x: &'a [f32],      // [head_dim]
-    pub out: &'a mut [u8], // [head_dim] elements of `dtype`
-}
-
-/// Rounds to the pool's type, halves to even.
-#[inline(always)]
-pub(crate) fn store_kv(a: StoreKv<'_>) {
-    match a.dtype {
-        KvDtype::F32 => {
-            let out = a.out.as_chunks_mut().0;
-            out.iter_mut().zip(a.x).for_each(|(out, x)| *out = x.to_le_bytes());
-        }
-        KvDtype::F16 => {
-            let out = a.out.as_chunks_mut().0;
-            out.iter_mut().zip(a.x).for_each(|(out, x)| *out = f16::from_f32(*x).to_le_bytes());
         }
     }
 }

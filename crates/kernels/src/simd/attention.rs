@@ -1,11 +1,10 @@
 //! Attention over a paged cache.
 
-use std::ops::Range;
-
-use super::element::{Element, F16, F32};
+use super::element::{Bf16, F16, F32};
+use super::kv::{Cached, Q4, Q8};
 use super::math::exp;
 use crate::kv::KvDtype;
-use crate::reference::attention::{self, AttentionSegment, STATE_HEADER, StoreKv, TILE, reset};
+use crate::reference::attention::{self, AttentionSegment, STATE_HEADER, TILE, reset};
 use crate::reference::math;
 use crate::vector::{LANES, Simd, lanes, lanes_mut};
 
@@ -46,86 +45,86 @@ struct TileStep {
 fn heads<S: Simd, const HEADS: usize>(s: S, a: &mut AttentionSegment<'_>, at: TileStep) -> usize {
     let head_dim = a.geometry.head_dim;
     let width = STATE_HEADER + head_dim;
-    let base = a.geometry.row(a.pages, a.kv_head, at.start);
     let count = (a.visible(a.first_position + at.row).end - at.start).min(TILE);
-    let elements = base..base + count * head_dim;
+    let first = (at.row * a.group() + at.g) * width;
+    let (keys, values) = a.tile(at.start, count);
     let q = a.q[a.query(at.row, at.g)..][..HEADS * head_dim].as_chunks().0;
     let mut weights = match a.geometry.k {
-        KvDtype::F32 => scores::<S, F32, HEADS>(s, q, chunks::<F32>(a.k, &elements), a.scale),
-        KvDtype::F16 => scores::<S, F16, HEADS>(s, q, chunks::<F16>(a.k, &elements), a.scale),
+        KvDtype::F32 => scores::<S, F32, HEADS>(s, q, keys, a.scale),
+        KvDtype::F16 => scores::<S, F16, HEADS>(s, q, keys, a.scale),
+        KvDtype::Bf16 => scores::<S, Bf16, HEADS>(s, q, keys, a.scale),
+        KvDtype::Q8 => scores::<S, Q8, HEADS>(s, q, keys, a.scale),
+        KvDtype::Q4 => scores::<S, Q4, HEADS>(s, q, keys, a.scale),
     };
-    let first = (at.row * a.group() + at.g) * width;
     let state = &mut a.state[first..][..HEADS * width];
     let mut alphas = [0.0; HEADS];
     for h in 0..HEADS {
         alphas[h] = softmax_step(s, &mut state[h * width..][..STATE_HEADER], &mut weights[h]);
     }
     match a.geometry.v {
-        KvDtype::F32 => {
-            add_values::<S, F32, HEADS>(s, state, chunks::<F32>(a.v, &elements), &alphas, &weights)
-        }
-        KvDtype::F16 => {
-            add_values::<S, F16, HEADS>(s, state, chunks::<F16>(a.v, &elements), &alphas, &weights)
-        }
+        KvDtype::F32 => add_values::<S, F32, HEADS>(s, state, values, &alphas, &weights),
+        KvDtype::F16 => add_values::<S, F16, HEADS>(s, state, values, &alphas, &weights),
+        KvDtype::Bf16 => add_values::<S, Bf16, HEADS>(s, state, values, &alphas, &weights),
+        KvDtype::Q8 => add_values::<S, Q8, HEADS>(s, state, values, &alphas, &weights),
+        KvDtype::Q4 => add_values::<S, Q4, HEADS>(s, state, values, &alphas, &weights),
     }
     HEADS
 }
 
-/// Elements of a pool in chunks of sixteen.
-#[inline(always)]
-fn chunks<'a, E: Element>(pool: &'a [u8], elements: &Range<usize>) -> &'a [E::Chunk] {
-    let bytes = E::DTYPE.bytes();
-    E::chunks(&pool[elements.start * bytes..elements.end * bytes]).0
-}
-
 /// `o = o·alpha`, then `o = fma(p_j, v_j, o)` over the rows of the tile.
 #[inline(always)]
-fn add_values<S: Simd, V: Element, const HEADS: usize>(
+fn add_values<S: Simd, V: Cached, const HEADS: usize>(
     s: S,
-    state: &mut [f32],   // [HEADS, STATE_HEADER + head_dim]
-    values: &[V::Chunk], // [count, head_dim / 16]
+    state: &mut [f32], // [HEADS, STATE_HEADER + head_dim]
+    values: &[u8],     // rows of V
     alphas: &[f32; HEADS],
     weights: &[[f32; TILE]; HEADS],
 ) {
     let width = state.len() / HEADS;
-    let per_row = (width - STATE_HEADER) / LANES;
+    let blocks = V::blocks(values);
+    let per_row = (width - STATE_HEADER) / (V::VECTORS * LANES);
     for c in 0..per_row {
-        let at = STATE_HEADER + c * LANES;
-        let mut o = [s.splat(0.0); HEADS];
-        for h in 0..HEADS {
-            o[h] = s.mul(s.load(lanes(state, h * width + at)), s.splat(alphas[h]));
-        }
-        for (j, value) in values.iter().skip(c).step_by(per_row).enumerate() {
-            let value = V::load(s, value);
+        for i in 0..V::VECTORS {
+            let at = STATE_HEADER + (c * V::VECTORS + i) * LANES;
+            let mut o = [s.splat(0.0); HEADS];
             for h in 0..HEADS {
-                o[h] = s.fma(s.splat(weights[h][j]), value, o[h]);
+                o[h] = s.mul(s.load(lanes(state, h * width + at)), s.splat(alphas[h]));
             }
-        }
-        for h in 0..HEADS {
-            s.store(o[h], lanes_mut(state, h * width + at));
+            for (j, block) in blocks.iter().skip(c).step_by(per_row).enumerate() {
+                let value = V::vector(s, block, i);
+                for h in 0..HEADS {
+                    o[h] = s.fma(s.splat(weights[h][j]), value, o[h]);
+                }
+            }
+            for h in 0..HEADS {
+                s.store(o[h], lanes_mut(state, h * width + at));
+            }
         }
     }
 }
 
 /// Scaled scores of every head; -inf behind the last key.
 #[inline(always)]
-fn scores<S: Simd, K: Element, const HEADS: usize>(
+fn scores<S: Simd, K: Cached, const HEADS: usize>(
     s: S,
-    q: &[[f32; LANES]], // [HEADS, per_row]
-    keys: &[K::Chunk],  // [count, per_row]
+    q: &[[f32; LANES]], // [HEADS, head_dim / 16]
+    keys: &[u8],        // rows of K
     scale: f32,
 ) -> [[f32; TILE]; HEADS] {
-    let per_row = q.len() / HEADS;
+    let vectors = q.len() / HEADS;
+    let per_row = vectors / K::VECTORS;
     let mut out = [[f32::NEG_INFINITY; TILE]; HEADS];
-    for (eight, keys) in keys.chunks(8 * per_row).enumerate() {
+    for (eight, keys) in K::blocks(keys).chunks(8 * per_row).enumerate() {
         let mut folded = [[s.fold(s.splat(0.0)); 8]; HEADS];
         let count = keys.len() / per_row;
         for (j, key) in keys.chunks_exact(per_row).enumerate() {
             let mut acc = [s.splat(0.0); HEADS];
-            for (c, key) in key.iter().enumerate() {
-                let key = K::load(s, key);
-                for h in 0..HEADS {
-                    acc[h] = s.fma(s.load(&q[h * per_row + c]), key, acc[h]);
+            for (c, block) in key.iter().enumerate() {
+                for i in 0..K::VECTORS {
+                    let key = K::vector(s, block, i);
+                    for h in 0..HEADS {
+                        acc[h] = s.fma(s.load(&q[h * vectors + c * K::VECTORS + i]), key, acc[h]);
+                    }
                 }
             }
             for h in 0..HEADS {
@@ -160,15 +159,4 @@ fn softmax_step<S: Simd>(s: S, header: &mut [f32], scores: &mut [f32; TILE]) -> 
     header[1] = header[1].mul_add(alpha, s.sum(s.add(first, second)));
     header[0] = max;
     alpha
-}
-
-/// See [`StoreKv`].
-#[inline(always)]
-pub(crate) fn store_kv<S: Simd>(s: S, a: StoreKv<'_>) {
-    if a.dtype != KvDtype::F16 || !a.x.len().is_multiple_of(LANES) {
-        return attention::store_kv(a);
-    }
-    for (x, out) in a.x.as_chunks().0.iter().zip(a.out.as_chunks_mut().0) {
-        s.store_f16(s.load(x), out);
-    }
 }

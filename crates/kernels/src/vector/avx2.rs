@@ -135,6 +135,26 @@ fn nearest(a: __m256) -> __m256 {
     avx2!(_mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a))
 }
 
+/// Sixteen signed bytes as floats.
+#[inline(always)]
+fn bytes_to_f32(x: __m128i) -> [__m256; 2] {
+    avx2! {
+        let high = _mm_unpackhi_epi64(x, x);
+        [_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high))]
+    }
+}
+
+/// Bytes of [`Simd::load_nibbles`].
+#[inline(always)]
+pub(super) fn nibbles(x: &[u8; 16], high: bool, table: &[i8; 16]) -> __m128i {
+    avx2! {
+        let x = _mm_loadu_si128(x.as_ptr().cast());
+        let x = _mm_srl_epi16(x, _mm_cvtsi32_si128(if high { 4 } else { 0 }));
+        let table = _mm_loadu_si128(table.as_ptr().cast());
+        _mm_shuffle_epi8(table, _mm_and_si128(x, _mm_set1_epi8(15)))
+    }
+}
+
 /// Four activations in every 32-bit lane.
 #[inline(always)]
 fn four_activations(x: [i8; 4]) -> __m256i {
@@ -199,6 +219,18 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    fn splat_f16(self, x: [u8; 2]) -> Self::F {
+        avx2!([_mm256_cvtph_ps(_mm_set1_epi16(i16::from_le_bytes(x))); 2])
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &[u8; 16]) -> Self::F {
+        bytes_to_f32(avx2!(_mm_loadu_si128(x.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn load_nibbles(self, x: &[u8; 16], high: bool, table: &[i8; 16]) -> Self::F {
+        bytes_to_f32(nibbles(x, high, table))
+    }
+    #[inline(always)]
     fn store(self, v: Self::F, out: &mut [f32; 16]) {
         avx2! {
             _mm256_storeu_ps(out.as_mut_ptr(), v[0]);
@@ -251,6 +283,13 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn min(self, a: Self::F, b: Self::F) -> Self::F {
         both!(_mm256_min_ps(a, b))
+    }
+    #[inline(always)]
+    fn above(self, a: Self::F, border: Self::F, height: Self::F) -> Self::F {
+        avx2!([
+            _mm256_and_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(a[0], border[0]), height[0]),
+            _mm256_and_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(a[1], border[1]), height[1]),
+        ])
     }
     #[inline(always)]
     fn round(self, a: Self::F) -> Self::F {

@@ -92,6 +92,18 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         }
     }
     #[inline(always)]
+    fn splat_f16(self, x: [u8; 2]) -> Self::F {
+        avx2!(_mm512_cvtph_ps(_mm256_set1_epi16(i16::from_le_bytes(x))))
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &[u8; 16]) -> Self::F {
+        avx2!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))))
+    }
+    #[inline(always)]
+    fn load_nibbles(self, x: &[u8; 16], high: bool, table: &[i8; 16]) -> Self::F {
+        avx2!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(avx2::nibbles(x, high, table))))
+    }
+    #[inline(always)]
     fn store(self, v: Self::F, out: &mut [f32; 16]) {
         avx2!(_mm512_storeu_ps(out.as_mut_ptr(), v))
     }
@@ -138,6 +150,10 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     #[inline(always)]
     fn min(self, a: Self::F, b: Self::F) -> Self::F {
         avx2!(_mm512_min_ps(a, b))
+    }
+    #[inline(always)]
+    fn above(self, a: Self::F, border: Self::F, height: Self::F) -> Self::F {
+        avx2!(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, border), height))
     }
     #[inline(always)]
     fn round(self, a: Self::F) -> Self::F {

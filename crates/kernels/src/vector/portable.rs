@@ -40,6 +40,15 @@ impl Simd for Portable {
     fn load_bf16(self, x: &[u8; 32]) -> [f32; 16] {
         std::array::from_fn(|i| bf16::from_le_bytes(x.as_chunks().0[i]).to_f32())
     }
+    fn splat_f16(self, x: [u8; 2]) -> [f32; 16] {
+        [f16::from_le_bytes(x).to_f32(); 16]
+    }
+    fn load_i8(self, x: &[u8; 16]) -> [f32; 16] {
+        x.map(|x| f32::from(x.cast_signed()))
+    }
+    fn load_nibbles(self, x: &[u8; 16], high: bool, table: &[i8; 16]) -> [f32; 16] {
+        x.map(|x| f32::from(table[usize::from(if high { x >> 4 } else { x & 15 })]))
+    }
     fn store(self, v: [f32; 16], out: &mut [f32; 16]) {
         *out = v;
     }
@@ -75,6 +84,9 @@ impl Simd for Portable {
     }
     fn min(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
         zip(a, b, |a, b| if a < b { a } else { b })
+    }
+    fn above(self, a: [f32; 16], border: [f32; 16], height: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| if a[i] > border[i] { height[i] } else { 0.0 })
     }
     fn round(self, a: [f32; 16]) -> [f32; 16] {
         a.map(f32::round_ties_even)

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::*;
 use crate::reference::attention::SEGMENT;
+use crate::reference::kv::{StoreKv, cached, store_kv};
 use crate::{Buffer, KvDtype, KvGeometry};
 
 /// One sequence: queries, keys and values of all its tokens.
@@ -25,21 +26,29 @@ struct Cache {
     v: Buffer,
 }
 
-const TYPES: [(KvDtype, KvDtype); 4] = [
-    (KvDtype::F16, KvDtype::F16),
-    (KvDtype::F32, KvDtype::F32),
-    (KvDtype::F16, KvDtype::F32),
-    (KvDtype::F32, KvDtype::F16),
-];
+/// Types of K and V of a head width: all pairs of neighbours in a list, so that each is met as K and as V.
+fn types(head_dim: usize) -> Vec<(KvDtype, KvDtype)> {
+    let fitting: Vec<KvDtype> = KvDtype::ALL.into_iter().filter(|dtype| dtype.fits(head_dim)).collect();
+    let next = |i: usize| fitting[(i + 1) % fitting.len()];
+    fitting.iter().enumerate().map(|(i, dtype)| (*dtype, next(i))).collect()
+}
+
+/// What is read back of a row.
+fn stored(dtype: KvDtype, x: &[f32]) -> Vec<f32> {
+    let mut row = vec![0; dtype.row_bytes(x.len())];
+    store_kv(StoreKv { dtype, x, out: &mut row });
+    (0..x.len()).map(|i| cached(dtype, &row, i)).collect()
+}
 
 impl Case {
     fn new(heads: usize, kv_heads: usize, head_dim: usize, tokens: usize, seed: u64) -> Case {
+        let types = types(head_dim);
         let mut rng = Rng::new(seed);
         Case {
             heads,
             kv_heads,
             head_dim,
-            types: TYPES[seed as usize % 4],
+            types: types[seed as usize % types.len()],
             q: rng.spread(tokens * heads * head_dim),
             k: rng.floats(tokens * kv_heads * head_dim),
             v: rng.floats(tokens * kv_heads * head_dim),
@@ -73,8 +82,8 @@ impl Case {
         let geo = KvGeometry { kv_heads: self.kv_heads, head_dim: self.head_dim, page_tokens, k, v };
         let count = self.tokens().div_ceil(page_tokens) as u32;
         let pages: Vec<u32> = (0..count).map(|page| (page * 7 + 3) % (7 * count + 1)).collect();
-        let elements = (7 * count as usize + 1) * geo.page_elements();
-        let (k, v) = (Buffer::zeroed(elements * k.bytes()), Buffer::zeroed(elements * v.bytes()));
+        let pool = |dtype| Buffer::zeroed((7 * count as usize + 1) * geo.page_bytes(dtype));
+        let (k, v) = (pool(k), pool(v));
         Cache { geo, pages, k, v }
     }
 
@@ -96,10 +105,10 @@ impl Case {
 
     /// Softmax attention in f64 over the cached values.
     fn truth(&self, tokens: Range<usize>) -> Vec<f64> {
-        let round = |dtype: KvDtype, x: f32| match dtype {
-            KvDtype::F32 => f64::from(x),
-            KvDtype::F16 => half::f16::from_f32(x).to_f64(),
+        let rows = |dtype, x: &[f32]| -> Vec<f32> {
+            x.chunks(self.head_dim).flat_map(|row| stored(dtype, row)).collect()
         };
+        let (k, v) = (rows(self.types.0, &self.k), rows(self.types.1, &self.v));
         let (hd, group) = (self.head_dim, self.heads / self.kv_heads);
         let mut out = Vec::new();
         for t in tokens {
@@ -108,19 +117,16 @@ impl Case {
                 let row = |j: usize| (j * self.kv_heads + h / group) * hd;
                 let scores: Vec<f64> = (0..=t)
                     .map(|j| {
-                        let k = &self.k[row(j)..][..hd];
-                        let dot: f64 =
-                            q.iter().zip(k).map(|(q, k)| f64::from(*q) * round(self.types.0, *k)).sum();
+                        let k = &k[row(j)..][..hd];
+                        let dot: f64 = q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
                         dot * f64::from(self.scale())
                     })
                     .collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
                 for i in 0..hd {
-                    let weighted = scores
-                        .iter()
-                        .enumerate()
-                        .map(|(j, s)| (s - max).exp() * round(self.types.1, self.v[row(j) + i]));
+                    let weighted =
+                        scores.iter().enumerate().map(|(j, s)| (s - max).exp() * f64::from(v[row(j) + i]));
                     out.push(weighted.sum::<f64>() / sum);
                 }
             }
@@ -130,12 +136,13 @@ impl Case {
 }
 
 /// Heads, KV heads, head width.
-const SHAPES: [(usize, usize, usize); 9] = [
+const SHAPES: [(usize, usize, usize); 10] = [
     (1, 1, 16),
     (4, 2, 64),
     (6, 2, 32),
     (9, 3, 64),
     (8, 1, 128),
+    (3, 1, 96),
     (5, 1, 80),
     (7, 1, 16),
     (2, 1, 8),
@@ -144,27 +151,34 @@ const SHAPES: [(usize, usize, usize); 9] = [
 
 #[test]
 fn attention_follows_the_textbook() {
-    for (seed, (heads, kv_heads, head_dim)) in SHAPES.into_iter().enumerate() {
-        let case = Case::new(heads, kv_heads, head_dim, 70, seed as u64);
-        let out = case.run(&reference(), 32, &[70]);
-        assert_close(&out, &case.truth(0..70), 2e-5, format_args!("{heads}/{kv_heads} heads of {head_dim}"));
+    for (heads, kv_heads, head_dim) in SHAPES {
+        for seed in 0..types(head_dim).len() {
+            let case = Case::new(heads, kv_heads, head_dim, 70, seed as u64);
+            let out = case.run(&reference(), 32, &[70]);
+            let what = format_args!("{heads}/{kv_heads} heads of {head_dim}, {:?}", case.types);
+            assert_close(&out, &case.truth(0..70), 2e-5, what);
+        }
     }
 }
 
 #[test]
 fn every_device_page_size_and_chunking_has_the_references_bits() {
-    for (seed, (heads, kv_heads, head_dim)) in SHAPES.into_iter().enumerate() {
-        let case = Case::new(heads, kv_heads, head_dim, 70, seed as u64);
-        let expected = case.run(&reference(), 96, &[70]);
-        for cpu in devices() {
-            for (page_tokens, chunks) in
-                [(96, &[70][..]), (32, &[70]), (64, &[1; 70]), (32, &[31, 1, 1, 33, 4]), (1024, &[2, 68])]
-            {
-                let out = case.run(&cpu, page_tokens, chunks);
-                let what = format_args!(
-                    "{heads}/{kv_heads} heads of {head_dim}, {page_tokens}, {chunks:?} on {cpu:?}"
-                );
-                assert_same(&out, &expected, what);
+    let devices = devices();
+    for (heads, kv_heads, head_dim) in SHAPES {
+        for seed in 0..types(head_dim).len() {
+            let case = Case::new(heads, kv_heads, head_dim, 70, seed as u64);
+            let expected = case.run(&reference(), 96, &[70]);
+            for cpu in &devices {
+                for (page_tokens, chunks) in
+                    [(96, &[70][..]), (32, &[70]), (64, &[1; 70]), (32, &[31, 1, 1, 33, 4]), (1024, &[2, 68])]
+                {
+                    let out = case.run(cpu, page_tokens, chunks);
+                    let types = case.types;
+                    let what = format_args!(
+                        "{heads}/{kv_heads} heads of {head_dim}, {types:?}, {page_tokens}, {chunks:?} on {cpu:?}"
+                    );
+                    assert_same(&out, &expected, what);
+                }
             }
         }
     }
@@ -203,35 +217,39 @@ fn long_contexts_are_cut_into_segments_the_same_way_everywhere() {
 
 #[test]
 fn broken_queries_keys_and_values_stay_in_their_lane() {
-    let mut case = Case::new(4, 2, 16, 40, 1);
-    let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0];
-    for (i, x) in special.into_iter().enumerate() {
-        case.q[(7 + i) * 64 + 3] = x;
-        case.k[(20 + i) * 32 + 5] = x;
-        case.v[(30 + i) * 32 + 20] = x;
-    }
-    let expected = case.run(&reference(), 32, &[40]);
-    assert!(expected[..7 * 64].iter().all(|x| x.is_finite()), "earlier tokens are untouched");
-    for cpu in devices() {
-        assert_same(&case.run(&cpu, 64, &[40]), &expected, format_args!("{cpu:?}"));
-        assert_same(&case.run(&cpu, 64, &[1; 40]), &expected, format_args!("{cpu:?}"));
+    for seed in 0..types(32).len() {
+        let mut case = Case::new(4, 2, 32, 40, seed as u64);
+        let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0];
+        for (i, x) in special.into_iter().enumerate() {
+            case.q[(7 + i) * 128 + 3] = x;
+            case.k[(20 + i) * 64 + 5] = x;
+            case.v[(30 + i) * 64 + 20] = x;
+        }
+        let expected = case.run(&reference(), 32, &[40]);
+        assert!(expected[..7 * 128].iter().all(|x| x.is_finite()), "earlier tokens are untouched");
+        for cpu in devices() {
+            let what = format_args!("{:?} on {cpu:?}", case.types);
+            assert_same(&case.run(&cpu, 64, &[40]), &expected, what);
+            assert_same(&case.run(&cpu, 64, &[1; 40]), &expected, what);
+        }
     }
 }
 
 #[test]
 fn what_lies_behind_a_query_is_not_read() {
-    let case = Case::new(2, 1, 16, 33, 0);
-    let geo = KvGeometry { kv_heads: 1, head_dim: 16, page_tokens: 32, k: KvDtype::F16, v: KvDtype::F16 };
-    for cpu in devices() {
-        let mut pools =
-            [Buffer::zeroed(2 * geo.page_elements() * 2), Buffer::zeroed(2 * geo.page_elements() * 2)];
-        // NaN everywhere but at the stored positions.
-        pools.iter_mut().for_each(|pool| pool.as_bytes_mut().fill(0xff));
-        let [k_pool, v_pool] = &mut pools;
-        cpu.store_kv(&geo, k_pool, v_pool, &[1, 0], 0, &case.k, &case.v);
-        let mut out = vec![0.0; case.q.len()];
-        cpu.attention(&geo, k_pool, v_pool, &[1, 0], 0, &case.q, 2, case.scale(), &mut out);
-        assert!(out.iter().all(|x| x.is_finite()), "{cpu:?}");
+    for (k, v) in types(32) {
+        let case = Case::new(2, 1, 32, 33, 0);
+        let geo = KvGeometry { kv_heads: 1, head_dim: 32, page_tokens: 32, k, v };
+        for cpu in devices() {
+            let mut pools = [k, v].map(|dtype| Buffer::zeroed(2 * geo.page_bytes(dtype)));
+            // NaN everywhere but at the stored positions: all bits set are one in every type, as element or as scale.
+            pools.iter_mut().for_each(|pool| pool.as_bytes_mut().fill(0xff));
+            let [k_pool, v_pool] = &mut pools;
+            cpu.store_kv(&geo, k_pool, v_pool, &[1, 0], 0, &case.k, &case.v);
+            let mut out = vec![0.0; case.q.len()];
+            cpu.attention(&geo, k_pool, v_pool, &[1, 0], 0, &case.q, 2, case.scale(), &mut out);
+            assert!(out.iter().all(|x| x.is_finite()), "{k}, {v} on {cpu:?}");
+        }
     }
 }
 

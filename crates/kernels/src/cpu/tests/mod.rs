@@ -3,6 +3,7 @@
 mod attention;
 mod delta;
 mod elementwise;
+mod kv;
 mod linear;
 
 use super::Cpu;
