@@ -514,7 +514,7 @@ pub struct EvalArgs {
     #[command(flatten)]
     pub recall: RecallOptions,
 
-    /// Measure every model with each of these KV types, named as for --kv-type or --kv-bits; may be given several times
+    /// Measure with each of these KV types, named as for --kv-type or --kv-bits; may be given several times
     #[arg(long, value_name = "TYPE", value_parser = any_kv)]
     pub with_kv: Vec<KvChoice>,
 
