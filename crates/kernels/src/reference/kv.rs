@@ -81,8 +81,9 @@ pub(crate) fn q8_scale(amax: f32, finite: bool) -> (f16, f32) {
 }
 
 /// The scale with the least squared error among [`q4_candidates`], the first of them if there are several. With it each
-/// element gets the code of the level nearest to `x·(1 / scale)`, the lower of two. The errors `fma(-level, scale, x)` are squared and summed in sixteen lanes. A block with an element that is not finite has the
-/// scale NaN and codes 0, so all of it reads as NaN.
+/// element gets the code of the level nearest to `x·(1 / scale)`, the lower of two. The errors `fma(-level, scale, x)`
+/// are squared and summed in sixteen lanes. A block with an element that is not finite has the scale NaN and codes 0, so
+/// all of it reads as NaN.
 #[inline(always)]
 fn store_q4(x: &[f32; BLOCK], out: &mut [u8; Q4_BYTES]) {
     if !all_finite(x) {

@@ -144,7 +144,8 @@ fn rotation_is_the_hadamard_matrix_and_its_own_inverse() {
         let truth: Vec<f64> = (0..x.len())
             .map(|i| {
                 let start = i / width * width;
-                let sign = |j: usize| if (i % width & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+                let sign =
+                    |j: usize| if ((i % width) & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
                 let sum: f64 = (0..width).map(|j| sign(j) * f64::from(x[start + j])).sum();
                 sum / (width as f64).sqrt()
             })
