@@ -105,6 +105,9 @@ mod tests {
 
     use super::*;
 
+    /// What is typed, and the tests and depths that it means.
+    type Asked<'a> = (&'a [&'a str], Vec<(Test, usize)>);
+
     fn args(words: &[&str]) -> BenchArgs {
         let grammar = BenchArgs::augment_args(Command::new("bench"));
         let matches = grammar.try_get_matches_from([&["bench", "m"], words].concat()).unwrap();
@@ -115,7 +118,7 @@ mod tests {
     fn the_grid_is_the_product_and_zero_leaves_a_test_out() {
         let prefill = |tokens| Test::Prefill { tokens };
         let decode = |tokens, sequences| Test::Decode { tokens, sequences };
-        let cases: [(&[&str], Vec<(Test, usize)>); 4] = [
+        let cases: [Asked<'_>; 4] = [
             (&[], vec![(prefill(512), 0), (decode(128, 1), 0)]),
             (
                 &["-p", "0", "-n", "4", "-b", "1-4*2"],

@@ -247,6 +247,9 @@ impl MadeUp {
     }
 }
 
+/// What is done to a result, and what is then said.
+type Change = (fn(&mut Value), &'static str);
+
 fn scale(spread: &mut Value, factor: f64) {
     for sample in spread["samples"].as_array_mut().unwrap() {
         *sample = json!(sample.as_f64().unwrap() * factor);
@@ -295,7 +298,7 @@ fn a_comparison_for_scripts_has_ratios_and_verdicts() {
 #[test]
 fn results_of_different_things_are_compared_only_by_force() {
     let made_up = MadeUp::new();
-    let changes: [(fn(&mut Value), &str); 5] = [
+    let changes: [Change; 5] = [
         (|report| report["models"][0]["identity"] = json!("0000000000000000"), "different models"),
         (|report| report["machine"]["cpu"] = json!("Another CPU"), "different machines"),
         (|report| report["machine"]["cpus"] = json!(1024), "different machines"),
@@ -311,7 +314,7 @@ fn results_of_different_things_are_compared_only_by_force() {
 #[test]
 fn what_is_no_result_is_refused() {
     let made_up = MadeUp::new();
-    let changes: [(fn(&mut Value), &str); 6] = [
+    let changes: [Change; 6] = [
         (|report| *report = json!({"perplexity": 3.0}), "b.json is not a result of `basert bench --json`"),
         (|report| report["basert_bench"] = json!(99), "its layout is 99"),
         (|report| report["rows"][0]["setting"] = json!(7), "damaged"),
