@@ -1,9 +1,9 @@
-//! Numbers about models: speed ([`bench`]), perplexity, divergence between two models, logit dumps, the quality record of a conversion.
-//! Engine in, numbers out.
+//! Numbers about models: speed ([`mod@bench`]), perplexity, divergence between two models, recall and other tasks, logit
+//! dumps, the quality record of a conversion. Engine in, numbers out.
 //!
 //! Everything runs in one pass over the token ids and keeps one chunk of logits at a time, so memory does not
-//! grow with the text. Tasks ([`recall`](recall()), [`choose`], [`call_tools`]) put questions to a [`Speaker`]. Nothing here prints, parses
-//! arguments or knows a file format but the dump's own and that of questions.
+//! grow with the text. Tasks ([`recall`](recall()), [`choose`], [`call_tools`]) put questions to a [`Speaker`]. Nothing here
+//! prints, parses arguments or knows a file format but the dump's own and that of questions.
 
 mod activations;
 pub mod bench;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use basert_convert::same_file;
 use basert_measure::{CallTask, MeasureError, Question, RecallPlan};
 
-use crate::args::EvalArgs;
 use crate::bundle::Bundle;
+use crate::eval::EvalArgs;
 use crate::failure::{Failure, Outcome};
 use crate::locate::locate;
 use crate::place;

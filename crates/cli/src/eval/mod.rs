@@ -1,5 +1,6 @@
 //! `basert eval`: what models are worth, one after the other, by the same measures.
 
+mod args;
 mod input;
 mod picture;
 mod report;
@@ -15,11 +16,11 @@ use basert_measure::{
 use basert_text::{ChatTemplate, Tokenizer};
 use indicatif::ProgressBar;
 
-use crate::args::EvalArgs;
 use crate::bundle::Bundle;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::{Interrupt, Second};
 use crate::{output, place, progress, selected};
+pub use args::{EVAL_EXAMPLES, EvalArgs};
 use input::Input;
 use report::{Row, TextResult};
 
