@@ -14,40 +14,42 @@ import phrases
 from chat import MARKUP_WEIGHT, render
 from smalltalk import small_talk
 from stories import Cast, fact, filler, general, paragraphs, story
-from tasks import arithmetic, copying, key_values, passkey, story_recall, sums, unknown
+from tasks import arithmetic, copying, key_values, passkey, repeats, story_recall, sums, unknown
 from toolcalls import tool_use
 
 # Share of documents by kind, for rows of at most 600 tokens and for longer ones. Short rows teach formats and
 # language; long ones teach recall over distance, with short documents filling what the long ones leave.
 SHORT_MIX = {
-    "story": 10,
-    "prose": 9,
-    "disturbed": 3,
+    "story": 6,
+    "prose": 5,
+    "disturbed": 2,
     "facts": 3,
     "sums": 3,
-    "story_recall": 17,
+    "repeats": 10,
+    "story_recall": 20,
     "unknown": 3,
-    "key_values": 10,
-    "passkey": 4,
+    "key_values": 14,
+    "passkey": 5,
     "copying": 5,
-    "arithmetic": 9,
+    "arithmetic": 6,
     "small_talk": 14,
-    "tools": 18,
+    "tools": 22,
 }
 LONG_MIX = {
-    "story": 5,
-    "prose": 4,
-    "disturbed": 2,
+    "story": 4,
+    "prose": 3,
+    "disturbed": 1,
     "facts": 1,
     "sums": 1,
+    "repeats": 6,
     "story_recall": 28,
     "unknown": 2,
     "key_values": 14,
-    "passkey": 16,
+    "passkey": 14,
     "copying": 3,
-    "arithmetic": 5,
+    "arithmetic": 4,
     "small_talk": 9,
-    "tools": 16,
+    "tools": 20,
 }
 CHATS = {
     "story_recall": story_recall,
@@ -92,6 +94,8 @@ def plain(rng, task, room):
     """Documents without turns; all of their text is supervised."""
     if task == "sums":
         return [*sums(rng), (END, 1.0)]
+    if task == "repeats":
+        return [*repeats(rng, room), (END, 0.5)]
     if task == "prose":
         text = paragraphs(rng, [filler(rng) for _ in range(rng.randrange(4, 22))])
     elif task == "disturbed":

@@ -157,7 +157,7 @@ def export(run, out, dtype=torch.bfloat16):
         "generation_config.json",
         {
             "do_sample": True,
-            "temperature": 0.6,
+            "temperature": 0.3,
             "top_k": 20,
             "top_p": 0.95,
             "bos_token_id": end,

@@ -1,7 +1,8 @@
 """Writes what `basert eval` asks the demo: held-out text, multiple choice and requests for tool calls.
 
-`python questions.py FOLDER` writes text.txt, choices.jsonl and tool-calls.jsonl. All names, numbers and combinations are
-ones that training never sees, and another seed is used than for validation and `evaluate.py`.
+`python questions.py FOLDER` writes text.txt, choices.jsonl and tool-calls.jsonl, and calibration.txt, which is another text
+of the same kind. All names, numbers and combinations are ones that training never sees, and another seed is used than for
+validation and `evaluate.py`.
 """
 
 import argparse
@@ -81,6 +82,7 @@ def main():
     makers = (recall_question, sum_question)
     files = {
         "text.txt": held_out_text(rng, args.text),
+        "calibration.txt": held_out_text(rng, args.text // 3),
         "choices.jsonl": lines(makers[i % 2](rng) for i in range(args.count)),
         "tool-calls.jsonl": lines(tool_request(rng) for _ in range(args.count)),
     }

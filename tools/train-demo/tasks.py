@@ -250,6 +250,31 @@ def copying(rng, room, held_out=False):
     return Conversation("copying", messages, expect=expect)
 
 
+def repeats(rng, room):
+    """Plain text: a list of things that have nothing to do with each other, and the same again; or keys with values, and
+    the keys once more in another order. Every token of the second part has been seen and can be known from nothing else."""
+    item = rng.choice(
+        (
+            lambda: secret(rng),
+            lambda: rng.choice(lex.OBJECTS),
+            lambda: code(rng, rng.choice((2, 3, 4, 5)), False),
+            lambda: Cast(rng).person()[0],
+            lambda: f"{rng.choice(lex.COLOURS)} {rng.choice(lex.ANIMALS)}",
+        )
+    )
+    room = int(min(room, rng.choice((300, 600, 1200, 2400))))
+    if rng.random() < 0.4:
+        end = rng.choice((" ", "\n", ", "))
+        first = end.join(item() for _ in range(max(4, room // 18)))
+        return [(first + end, 0.0), (first, 1.0), ("\n", 0.5)]
+    pairs = {secret(rng) if rng.random() < 0.5 else rng.choice(lex.OBJECTS): item() for _ in range(max(3, room // 32))}
+    mark = rng.choice((":", " =", " is", " ->"))
+    pieces = [("".join(f"{key}{mark} {value}\n" for key, value in pairs.items()), 0.0)]
+    for key in rng.sample(list(pairs), len(pairs)):
+        pieces += [(f"{key}{mark}", 0.05), (f" {pairs[key]}", 2.0), ("\n", 0.3)]
+    return pieces
+
+
 def sum_steps(a, b):
     """Written addition or subtraction of two numbers below 100 as a line of thought."""
     if a < 10 and b < 10:

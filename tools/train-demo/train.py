@@ -6,6 +6,7 @@ rows; the sum is taken in a fixed order, so a run is repeatable on one machine.
 """
 
 import argparse
+import ctypes
 import dataclasses
 import fcntl
 import json
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 import data
+import lookback
 import tokenizer as tk
 from corpus import CHATS
 from model import Config, Model
@@ -31,7 +33,7 @@ WORLD = 2
 SLOT_TOKENS = 2048  # tokens of one forward pass, or one row if rows are longer
 DRAFT_WEIGHT = 0.3
 VALIDATION = (
-    [(task, 512) for task in ("story", "prose", "sums", *CHATS)]
+    [(task, 512) for task in ("story", "prose", "sums", "repeats", *CHATS)]
     + [(task, 2048) for task in ("story_recall", "key_values", "passkey")]
     + [("passkey", 4096), ("story_recall", 4096)]
 )
@@ -45,7 +47,7 @@ def arguments():
     parser.add_argument(
         "--tokens",
         type=float,
-        default=16e6,
+        default=6e6,
         help="length of the run; the rate falls in its last fifth [default: %(default)s]",
     )
     parser.add_argument("--seed", type=int, default=0)
@@ -53,7 +55,7 @@ def arguments():
     parser.add_argument("--adam-rate", type=float, default=0.003)
     parser.add_argument("--decay", type=float, default=0.05, help="weight decay of the matrices, times their rate")
     parser.add_argument("--save-seconds", type=float, default=240)
-    parser.add_argument("--validate-steps", type=int, default=150)
+    parser.add_argument("--validate-steps", type=int, default=100)
     return parser.parse_args()
 
 
@@ -100,16 +102,9 @@ class Trainer:
     def gradient(self, step, seen):
         """Adds up this process's gradient; returns (tokens, loss, weight, draft loss, its weight), all summed."""
         self.grads.zero_()
-        tokens, total, weight, drafts, draft_weight, slot, budget = (
-            0,
-            0.0,
-            0.0,
-            0.0,
-            0.0,
-            0,
-            self.slots(seen) * SLOT_TOKENS,
-        )
-        while tokens < budget:
+        tokens = slot = 0
+        total = weight = drafts = draft_weight = 0.0
+        while tokens < self.slots(seen) * SLOT_TOKENS:
             length = data.row_length(self.args.seed, step, slot, seen)
             rows = max(1, SLOT_TOKENS // length)
             ids, weights = data.batch(f"{self.args.seed} {step} {slot} {self.rank}", self.tok, rows, length, self.end)
@@ -121,12 +116,8 @@ class Trainer:
                 objective = loss + 2 * DRAFT_WEIGHT * draft
                 drafts, draft_weight = drafts + draft.item(), draft_weight + weights[:, 2:].sum().item()
             objective.backward()
-            tokens, total, weight, slot = (
-                tokens + ids.numel(),
-                total + loss.item(),
-                weight + weights[:, 1:].sum().item(),
-                slot + 1,
-            )
+            total, weight = total + loss.item(), weight + weights[:, 1:].sum().item()
+            tokens, slot = tokens + ids.numel(), slot + 1
         return tokens, total, weight, drafts, draft_weight
 
     def step(self, step, seen):
@@ -192,6 +183,15 @@ def log(args, record):
     print(line, flush=True)
 
 
+def keep_memory():
+    """Makes malloc keep what it has: glibc gives large tensors back at once, and half of the time went into page faults."""
+    if sys.platform == "linux":
+        mmap_max, trim_threshold, top_pad = -4, -1, -2
+        libc = ctypes.CDLL(None)
+        for option, value in ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 1 << 28)):
+            libc.mallopt(option, value)
+
+
 def die_with_parent():
     """A worker must not outlive a killed main process."""
     parent = os.getppid()
@@ -208,6 +208,7 @@ def die_with_worker(worker):
 
 
 def run(rank, args, shared, barrier):
+    keep_memory()
     torch.set_num_threads(1)
     stopping = []
     if rank == 0:
@@ -272,7 +273,9 @@ def main():
     if not os.path.exists(os.path.join(args.out, "tokenizer.json")):
         tk.save(tk.build(args.seed), args.out)
     torch.manual_seed(args.seed)
-    flat = torch.cat([p.data.flatten() for p in Model(Config()).parameters()])
+    fresh = Model(Config())
+    lookback.seed(fresh)
+    flat = torch.cat([p.data.flatten() for p in fresh.parameters()])
     shared = {
         "flat": flat,
         "first": torch.zeros_like(flat),
