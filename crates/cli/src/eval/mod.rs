@@ -116,7 +116,7 @@ impl Session<'_> {
     fn read(&self, engine: &mut Engine, ids: &[u32], options: &Options) -> Outcome<TextResult> {
         let context = engine.selected().context;
         let window = self.args.reading.window.unwrap_or(context.min(ids.len().max(1)));
-        if window > context {
+        if window.min(ids.len()) > context {
             return Err(Failure::new(format!(
                 "windows of {window} tokens do not fit into the context of {context}"
             ))
