@@ -102,7 +102,7 @@ const READING: &str = "Text";
 /// How a text is read.
 #[derive(Args, Debug)]
 pub struct Reading {
-    /// On the text, also measure how far MODEL is from this reference model: KL divergence and top-1 agreement
+    /// On the text, also measure how far MODEL is from this reference model, run with an f32 cache: KL divergence and top-1 agreement
     #[arg(long, value_name = "REFERENCE", help_heading = READING)]
     pub against: Option<PathBuf>,
 

@@ -8,7 +8,8 @@ mod report;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use basert_engine::{Engine, Options};
+use basert_engine::{Engine, KvTypes, Options};
+use basert_kernels::KvDtype;
 use basert_measure::{
     Footprint, LogitsWriter, MeasureError, Plan, Progress, Speaker, agreement, call_tools, choose, compare,
     perplexity, recall,
@@ -127,8 +128,11 @@ impl Session<'_> {
         self.watched(progress::tokens(ids.len() as u64), |watch| match &self.args.reading.against {
             Some(reference) => {
                 let reference = Bundle::open(reference)?;
+                // Cached without rounding, so that a narrow cache of the model under test shows.
+                let kv = KvTypes { k: KvDtype::F32, v: KvDtype::F32 };
+                let options = Options { kv, ..options.clone() };
                 let mut reference =
-                    Engine::load(reference.into_parts().1, options).map_err(|e| Failure::from_error(&e))?;
+                    Engine::load(reference.into_parts().1, &options).map_err(|e| Failure::from_error(&e))?;
                 let found = compare(engine, &mut reference, ids, &plan, watch).map_err(failure)?;
                 Ok(TextResult { plan, perplexity: found.candidate, divergence: Some(found) })
             }

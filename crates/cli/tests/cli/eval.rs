@@ -138,12 +138,14 @@ fn divergence_is_zero_from_itself_and_grows_as_bits_go() {
     let ids = ids_file(dir.path(), "qwen3-dense-tiny", "p130");
     let (_reference_dir, reference) = converted("qwen3-dense-tiny", "f32");
     let against = |model: &Path| {
-        let found = eval(model, &ids, &["--against", reference.to_str().unwrap()]);
+        let found = eval(model, &ids, &["--against", reference.to_str().unwrap(), "--kv-type", "f32"]);
         let get = |key: &str| found["against"][key].as_f64().unwrap();
         assert_eq!(get("positions"), 130.0);
         (get("kl"), get("top1_agreement"))
     };
     assert_eq!(against(&reference), (0.0, 1.0));
+    let narrow = eval(&reference, &ids, &["--against", reference.to_str().unwrap(), "--kv-type", "q4"]);
+    assert!(narrow["against"]["kl"].as_f64().unwrap() > 0.0, "a narrow cache shows: {narrow}");
     let models: Vec<(TempDir, PathBuf)> = ["q8", "q4", "q2"].map(|t| converted("qwen3-dense-tiny", t)).into();
     let kl: Vec<f64> = models.iter().map(|m| against(&m.1).0).collect();
     assert!(kl[0] > 0.0 && kl.is_sorted() && kl[2] > 10.0 * kl[0], "{kl:?}");

@@ -94,7 +94,11 @@ fn a_stride_scores_every_token_but_the_first_and_sees_more() {
     }
     let whole = read(&[]);
     assert_eq!(read(&["--window", "130", "--stride", "7"])["perplexity"], whole["perplexity"]);
-    assert_eq!(read(&["--window", "9999"])["perplexity"], whole["perplexity"], "a window may be longer than the text");
+    assert_eq!(
+        read(&["--window", "9999"])["perplexity"],
+        whole["perplexity"],
+        "a window may be longer than the text"
+    );
     let (_dir, reference) = converted("llama-tiny", "q8");
     let against = ["--against", reference.to_str().unwrap()];
     let compared = read(&[&["--window", "32", "--stride", "8"], &against[..]].concat());
