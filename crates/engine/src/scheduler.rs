@@ -108,7 +108,8 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler for an engine that was loaded for some sequences, and as many rows of logits.
+    /// A scheduler for an engine that was loaded for some sequences, and as many tokens and rows of logits in a step; with
+    /// fewer of these, fewer requests run at a time.
     pub fn new(engine: Engine, limits: Limits) -> Scheduler {
         Scheduler { engine, limits, waiting: VecDeque::new(), running: Vec::new() }
     }
@@ -204,7 +205,9 @@ impl Scheduler {
 
     /// Gives waiting requests the free sequences.
     fn admit(&mut self) {
-        while self.running.len() < self.engine.logit_rows() && !self.waiting.is_empty() {
+        // Every running answer needs a token and a row of logits in every step.
+        let most = self.engine.logit_rows().min(self.engine.step_tokens());
+        while self.running.len() < most && !self.waiting.is_empty() {
             let Ok(sequence) = self.engine.new_sequence() else { return };
             let Some((request, client)) = self.waiting.pop_front() else { return };
             let sampler = Sampler::new(request.params.sampling.clone(), &request.prompt);

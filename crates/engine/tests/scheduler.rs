@@ -107,7 +107,8 @@ fn answers_in_a_crowd_are_those_alone() {
                 (found.ids, found.finish)
             })
             .collect();
-        for (sequences, step_tokens, prefill_tokens) in [(1, 512, 128), (3, 64, 16), (7, 7, 1), (7, 512, 512)]
+        for (sequences, step_tokens, prefill_tokens) in
+            [(1, 512, 128), (3, 64, 16), (7, 7, 1), (7, 3, 1), (7, 512, 512)]
         {
             let mut scheduler =
                 Scheduler::new(engine(model, sequences, step_tokens), Limits { prefill_tokens });
