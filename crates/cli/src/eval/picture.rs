@@ -20,8 +20,8 @@ struct Quality {
     is_logarithmic: bool,
 }
 
-/// In order of preference: the first that all rows have is drawn.
-const QUALITIES: [Quality; 5] = [
+/// In order of preference: the first that all rows have is drawn. Every measure is here, so there always is one.
+const QUALITIES: [Quality; 6] = [
     Quality {
         title: "KL divergence, nats per token",
         of: |row| Some(row.text.as_ref()?.divergence.as_ref()?.kl.mean),
@@ -45,6 +45,11 @@ const QUALITIES: [Quality; 5] = [
     Quality {
         title: "choices, %",
         of: |row| Some(100.0 * row.choices.as_ref()?.accuracy.mean),
+        is_logarithmic: false,
+    },
+    Quality {
+        title: "valid tool calls, %",
+        of: |row| Some(100.0 * row.tool_calls.as_ref()?.valid.mean),
         is_logarithmic: false,
     },
 ];
@@ -211,6 +216,14 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_measure_has_a_place_in_the_picture() {
+        let titles = QUALITIES.map(|quality| quality.title).join(" ");
+        for word in ["KL", "perplexity", "own reference", "recall", "choices", "tool calls"] {
+            assert!(titles.contains(word), "{word}");
+        }
+    }
 
     #[test]
     fn ticks_are_round_and_inside() {
