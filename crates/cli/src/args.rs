@@ -12,6 +12,7 @@ use clap::{Args, Command as Grammar, CommandFactory, FromArgMatches, Parser, Sub
 use crate::bench::{BENCH_HELP, BenchArgs};
 use crate::eval::{EVAL_EXAMPLES, EvalArgs};
 use crate::options::{AnswerOptions, PromptOptions, RunOptions, SamplingOptions, WorkOptions, positive};
+use crate::profile::{PROFILE_HELP, ProfileArgs};
 
 /// Turn a checkpoint into one verified .base file and run it.
 #[derive(Debug, Parser)]
@@ -111,6 +112,10 @@ pub enum Command {
     /// Measure speed: prefill, decode, batches, load time; or compare two such measurements
     #[command(after_help = BENCH_HELP)]
     Bench(Box<BenchArgs>),
+
+    /// Show where the time of prefill and decode goes, operation by operation
+    #[command(after_help = PROFILE_HELP)]
+    Profile(ProfileArgs),
 }
 
 const CONVERT_EXAMPLES: &str = "\

@@ -13,6 +13,7 @@ use crate::kv::{KvPools, KvTypes};
 use crate::plan::{MemoryPlan, available_memory};
 use crate::rope::Frequencies;
 use crate::tensor::{Decoding, Tensors, decoded_because};
+use crate::trace::Trace;
 use crate::weights::Weights;
 use crate::workspace::Workspace;
 
@@ -295,14 +296,34 @@ impl Engine {
     /// # Errors
     /// Empty or repeated runs, unknown tokens, a full context, a step beyond the loaded limits.
     pub fn step(&mut self, runs: &[TokenRun<'_>]) -> Result<Logits<'_>, EngineError> {
+        self.step_traced(runs, None)
+    }
+
+    /// As [`Engine::step`], and adds the time of every operation to `trace`.
+    ///
+    /// # Errors
+    /// As [`Engine::step`].
+    pub fn step_traced(
+        &mut self,
+        runs: &[TokenRun<'_>],
+        trace: Option<&Trace>,
+    ) -> Result<Logits<'_>, EngineError> {
         self.lay_out(runs)?;
         for span in &self.spans {
             self.caches.reserve(span.sequence, span.len)?;
         }
         let Engine { cpu, file, spec, weights, rope, caches, work, tokens, spans, options, .. } = self;
         let tensors = Tensors::File(file);
-        let context =
-            Context { cpu, tensors, spec, weights, rope: rope.as_ref(), lean: options.lean, watch: None };
+        let context = Context {
+            cpu,
+            tensors,
+            spec,
+            weights,
+            rope: rope.as_ref(),
+            lean: options.lean,
+            watch: None,
+            trace,
+        };
         context.layers(tokens, spans, caches, work)?;
         let wanted = runs.iter().zip(spans.iter()).flat_map(|(run, span)| {
             let skip = match run.logits {

@@ -13,6 +13,7 @@ use crate::EngineError;
 use crate::cache::{Caches, LayerCache, SequenceId};
 use crate::rope::Frequencies;
 use crate::tensor::{Rows, Tensors};
+use crate::trace::{Needs, Operation, Trace, attention_needs};
 use crate::weights::{
     AttentionWeights, DeltaWeights, DenseWeights, FfnWeights, LayerWeights, MixerWeights, MoeWeights, Weights,
 };
@@ -47,6 +48,8 @@ pub(crate) struct Context<'a> {
     pub lean: bool,
     /// Sees the input of every linear layer.
     pub watch: Option<&'a Watch<'a>>,
+    /// Times every operation.
+    pub trace: Option<&'a Trace>,
 }
 
 /// Called with the input of every linear layer before it runs.
@@ -84,16 +87,19 @@ impl Context<'_> {
         work: &mut Workspace,
     ) -> Result<(), EngineError> {
         let n = tokens.len() * self.spec.hidden;
-        self.fill_rope(spans, work);
-        self.embed(tokens, &mut work.x[..n])?;
+        self.enter(None);
+        self.timed(Operation::Rotate, || self.fill_rope(spans, work));
+        self.timed(Operation::Embed, || self.embed(tokens, &mut work.x[..n]))?;
         for (i, (layer, weights)) in self.spec.layers.iter().zip(&self.weights.layers).enumerate() {
+            self.enter(Some(i));
             self.norm(&weights.input_norm, tokens.len(), work);
             self.mixer(layer, weights, caches.layers[i], spans, caches, work)?;
-            self.cpu.add(&mut work.x[..n], &work.out[..n]);
+            self.timed(Operation::Add, || self.cpu.add(&mut work.x[..n], &work.out[..n]));
             self.norm(&weights.post_norm, tokens.len(), work);
             self.ffn(layer, weights, tokens.len(), work)?;
-            self.cpu.add(&mut work.x[..n], &work.out[..n]);
+            self.timed(Operation::Add, || self.cpu.add(&mut work.x[..n], &work.out[..n]));
         }
+        self.enter(None);
         Ok(())
     }
 
@@ -115,7 +121,8 @@ impl Context<'_> {
         }
         let Workspace { last, last_normed, logits, scratch, .. } = work;
         let normed = &mut last_normed[..count * hidden];
-        self.cpu.rms_norm(&last[..count * hidden], &self.weights.final_norm, self.spec.norm_eps, normed);
+        let (last, gain, eps) = (&last[..count * hidden], &self.weights.final_norm, self.spec.norm_eps);
+        self.timed(Operation::Norm, || self.cpu.rms_norm(last, gain, eps, normed));
         let out = &mut logits[..count * self.spec.vocab];
         self.linear(scratch, normed, [Job { w: self.weights.output().all(), out }])?;
         Ok(count)
@@ -127,6 +134,29 @@ impl Context<'_> {
         let (cols, head) = (self.spec.hidden, self.weights.output());
         let x = &work.h[..tokens * cols];
         watch(&LinearInput { weight: head.name(), rows: 0..self.spec.vocab, x, cols });
+    }
+
+    fn enter(&self, layer: Option<usize>) {
+        if let Some(trace) = self.trace {
+            trace.enter(layer);
+        }
+    }
+
+    /// Does `work`; counts its time if that is asked for.
+    fn timed<T>(&self, operation: Operation, work: impl FnOnce() -> T) -> T {
+        self.timed_with(operation, Needs::default, work)
+    }
+
+    fn timed_with<T>(
+        &self,
+        operation: Operation,
+        needs: impl FnOnce() -> Needs,
+        work: impl FnOnce() -> T,
+    ) -> T {
+        match self.trace {
+            Some(trace) => trace.time(operation, String::new(), needs(), work),
+            None => work(),
+        }
     }
 
     fn embed(&self, tokens: &[u32], out: &mut [f32]) -> Result<(), EngineError> {
@@ -154,8 +184,13 @@ impl Context<'_> {
         if self.lean || jobs.iter().any(|job| job.w.weight.is_streamed()) {
             return jobs.into_iter().try_for_each(|job| self.linear_in_blocks(scratch, x, job));
         }
+        let traced = self.trace.map(|trace| (trace, linear_call(trace, x, &jobs)));
         let mut jobs = jobs.map(|Job { w, out }| LinearJob { w: w.resident(self.tensors), out });
-        self.cpu.linear(scratch, x, &mut jobs);
+        let mut run = || self.cpu.linear(scratch, x, &mut jobs);
+        match traced {
+            Some((trace, (operation, weights, needs))) => trace.time(operation, weights, needs, run),
+            None => run(),
+        }
         Ok(())
     }
 
@@ -188,7 +223,10 @@ impl Context<'_> {
 
     fn norm(&self, gain: &[f32], tokens: usize, work: &mut Workspace) {
         let n = tokens * self.spec.hidden;
-        self.cpu.rms_norm(&work.x[..n], gain, self.spec.norm_eps, &mut work.h[..n]);
+        let Workspace { x, h, .. } = work;
+        self.timed(Operation::Norm, || {
+            self.cpu.rms_norm(&x[..n], gain, self.spec.norm_eps, &mut h[..n]);
+        });
     }
 
     fn mixer(
@@ -228,28 +266,37 @@ impl Context<'_> {
         let mixed = &mut mixed[..tokens * inner];
         let scale = 1.0 / (a.head_dim as f32).sqrt();
         let KvGeometry { k: k_type, v: v_type, .. } = caches.kv[kv].geometry;
-        if k_type.is_rotated() {
-            self.cpu.rotate(&mut q[..tokens * inner], a.head_dim);
-            self.cpu.rotate(&mut k[..tokens * kv_width], a.head_dim);
-        }
-        if v_type.is_rotated() {
-            self.cpu.rotate(&mut v[..tokens * kv_width], a.head_dim);
-        }
+        self.timed(Operation::Rotate, || {
+            if k_type.is_rotated() {
+                self.cpu.rotate(&mut q[..tokens * inner], a.head_dim);
+                self.cpu.rotate(&mut k[..tokens * kv_width], a.head_dim);
+            }
+            if v_type.is_rotated() {
+                self.cpu.rotate(&mut v[..tokens * kv_width], a.head_dim);
+            }
+        });
+        let bytes = k_type.row_bytes(kv_width) + v_type.row_bytes(kv_width);
         for span in spans {
             let (sequence, layers) = caches.parts(span.sequence)?;
             let layer = &mut layers[kv];
             let (rows, kv_rows) = (span.of(inner), span.of(kv_width));
             let (geometry, pages, first) = (&layer.geometry, &sequence.pages, span.position);
             let (k, v) = (&k[kv_rows.clone()], &v[kv_rows]);
-            self.cpu.store_kv(geometry, &mut layer.k, &mut layer.v, pages, first, k, v);
+            let stored = || Needs { bytes: (bytes * span.len) as f64, multiply_adds: 0.0 };
+            self.timed_with(Operation::StoreKv, stored, || {
+                self.cpu.store_kv(geometry, &mut layer.k, &mut layer.v, pages, first, k, v);
+            });
             let (q, mixed) = (&q[rows.clone()], &mut mixed[rows]);
-            self.cpu.attention(geometry, &layer.k, &layer.v, pages, first, q, a.heads, scale, mixed);
+            let needs = || attention_needs(span, a.heads, a.head_dim, bytes as u64);
+            self.timed_with(Operation::Attention, needs, || {
+                self.cpu.attention(geometry, &layer.k, &layer.v, pages, first, q, a.heads, scale, mixed);
+            });
         }
         if v_type.is_rotated() {
-            self.cpu.rotate(mixed, a.head_dim);
+            self.timed(Operation::Rotate, || self.cpu.rotate(mixed, a.head_dim));
         }
         if a.output_gate {
-            self.cpu.sigmoid_mul(mixed, &gate[..tokens * inner]);
+            self.timed(Operation::Gate, || self.cpu.sigmoid_mul(mixed, &gate[..tokens * inner]));
         }
         let out = &mut out[..tokens * self.spec.hidden];
         self.linear(scratch, mixed, [Job { w: w.o.all(), out }])
@@ -281,19 +328,25 @@ impl Context<'_> {
             add_bias(v, &bias[2]);
         }
         if a.output_gate {
-            split_gate(&projected[..2 * inner], a.head_dim, q, &mut gate[..inner]);
+            self.timed(Operation::Gate, || {
+                split_gate(&projected[..2 * inner], a.head_dim, q, &mut gate[..inner]);
+            });
         }
         if let Some([q_gain, k_gain]) = &w.qk_norm {
-            self.cpu.rms_norm_inplace(q, q_gain, self.spec.norm_eps);
-            self.cpu.rms_norm_inplace(k, k_gain, self.spec.norm_eps);
+            self.timed(Operation::Norm, || {
+                self.cpu.rms_norm_inplace(q, q_gain, self.spec.norm_eps);
+                self.cpu.rms_norm_inplace(k, k_gain, self.spec.norm_eps);
+            });
         }
         let pairs = tokens * (a.rope.dims / 2);
         let pairing = match a.rope.pairing {
             RopePairing::Half => Pairing::Half,
             RopePairing::Interleaved => Pairing::Interleaved,
         };
-        self.cpu.rope(q, a.heads, a.head_dim, &cos[..pairs], &sin[..pairs], pairing);
-        self.cpu.rope(k, a.kv_heads, a.head_dim, &cos[..pairs], &sin[..pairs], pairing);
+        self.timed(Operation::Rotate, || {
+            self.cpu.rope(q, a.heads, a.head_dim, &cos[..pairs], &sin[..pairs], pairing);
+            self.cpu.rope(k, a.kv_heads, a.head_dim, &cos[..pairs], &sin[..pairs], pairing);
+        });
         Ok(())
     }
 
@@ -334,21 +387,28 @@ impl Context<'_> {
             let (sequence, _) = caches.parts(span.sequence)?;
             let (state, tail) = slot.split(&mut sequence.state);
             let convolved = &mut inner[span.of(channels)];
-            self.cpu.conv1d_silu(&qkv[span.of(channels)], &w.conv, tail, convolved);
+            self.timed(Operation::Convolution, || {
+                self.cpu.conv1d_silu(&qkv[span.of(channels)], &w.conv, tail, convolved);
+            });
             let heads = span.of(d.value_heads);
-            self.cpu.gated_delta(
-                &shape,
-                delta,
-                convolved,
-                &alpha[heads.clone()],
-                &beta[heads],
-                &w.neg_a,
-                &w.dt_bias,
-                state,
-                &mut mixed[span.of(width)],
-            );
+            let needs = || delta_needs(&shape, span.len);
+            self.timed_with(Operation::DeltaRule, needs, || {
+                self.cpu.gated_delta(
+                    &shape,
+                    delta,
+                    convolved,
+                    &alpha[heads.clone()],
+                    &beta[heads],
+                    &w.neg_a,
+                    &w.dt_bias,
+                    state,
+                    &mut mixed[span.of(width)],
+                );
+            });
         }
-        self.cpu.gated_rms_norm(mixed, &w.norm, z, self.spec.norm_eps);
+        self.timed(Operation::Gate, || {
+            self.cpu.gated_rms_norm(mixed, &w.norm, z, self.spec.norm_eps);
+        });
         let out = &mut out[..tokens * self.spec.hidden];
         self.linear(scratch, mixed, [Job { w: w.out.all(), out }])
     }
@@ -385,7 +445,7 @@ impl Context<'_> {
         let (gate, up) = (&mut gate[..width], &mut up[..width]);
         let jobs = [Job { w: gate_w, out: &mut *gate }, Job { w: up_w, out: &mut *up }];
         self.linear(scratch, x, jobs)?;
-        self.cpu.silu_mul_inplace(gate, up);
+        self.timed(Operation::Gate, || self.cpu.silu_mul_inplace(gate, up));
         self.linear(scratch, gate, [Job { w: down_w, out }])
     }
 
@@ -397,15 +457,19 @@ impl Context<'_> {
         let out = &mut out[..tokens * hidden];
         out.fill(0.0);
         for group in routes.chunk_by(|a, b| a.expert == b.expert) {
-            for (row, r) in gathered.chunks_exact_mut(hidden).zip(group) {
-                row.copy_from_slice(&h[r.token as usize * hidden..][..hidden]);
-            }
+            self.timed(Operation::Route, || {
+                for (row, r) in gathered.chunks_exact_mut(hidden).zip(group) {
+                    row.copy_from_slice(&h[r.token as usize * hidden..][..hidden]);
+                }
+            });
             let block = w.expert(moe, group[0].expert as usize);
             let result = &mut expert_out[..group.len() * hidden];
             self.swiglu(block, &gathered[..group.len() * hidden], ffn_gate, ffn_up, scratch, result)?;
-            for (row, r) in result.chunks_exact(hidden).zip(group) {
-                self.cpu.add_scaled(&mut out[r.token as usize * hidden..][..hidden], r.weight, row);
-            }
+            self.timed(Operation::Route, || {
+                for (row, r) in result.chunks_exact(hidden).zip(group) {
+                    self.cpu.add_scaled(&mut out[r.token as usize * hidden..][..hidden], r.weight, row);
+                }
+            });
         }
         if let Some((shared, shared_gate)) = &w.shared {
             let h = &h[..tokens * hidden];
@@ -413,8 +477,8 @@ impl Context<'_> {
             self.swiglu(dense(shared), h, ffn_gate, ffn_up, scratch, result)?;
             let gate = &mut router[..tokens];
             self.linear(scratch, h, [Job { w: shared_gate.all(), out: &mut *gate }])?;
-            self.cpu.sigmoid_scale_rows(result, gate);
-            self.cpu.add(out, result);
+            self.timed(Operation::Gate, || self.cpu.sigmoid_scale_rows(result, gate));
+            self.timed(Operation::Add, || self.cpu.add(out, result));
         }
         Ok(())
     }
@@ -431,16 +495,43 @@ impl Context<'_> {
         let logits = &mut router[..tokens * moe.experts];
         let job = Job { w: w.router.all(), out: &mut *logits };
         self.linear(scratch, &h[..tokens * self.spec.hidden], [job])?;
-        routes.clear();
         let selected = &mut selected[..moe.top_k];
-        for (token, logits) in logits.chunks_exact(moe.experts).enumerate() {
-            route(logits, moe.top_k, moe.renormalise, selected);
-            let token = token as u32;
-            routes.extend(selected.iter().map(|&(expert, weight)| Route { expert, token, weight }));
-        }
-        routes.sort_unstable_by_key(|r| (r.expert, r.token));
+        self.timed(Operation::Route, || {
+            routes.clear();
+            for (token, logits) in logits.chunks_exact(moe.experts).enumerate() {
+                route(logits, moe.top_k, moe.renormalise, selected);
+                let token = token as u32;
+                routes.extend(selected.iter().map(|&(expert, weight)| Route { expert, token, weight }));
+            }
+            routes.sort_unstable_by_key(|r| (r.expert, r.token));
+        });
         Ok(())
     }
+}
+
+/// What a call of linear layers is in a trace.
+fn linear_call(trace: &Trace, x: &[f32], jobs: &[Job<'_>]) -> (Operation, String, Needs) {
+    let (mut names, mut needs) = (Vec::new(), Needs::default());
+    for Job { w, .. } in jobs {
+        let (elements, cols) = (w.len() * w.weight.cols(), w.weight.cols());
+        needs.bytes += w.weight.bytes() as f64 * w.len() as f64 / w.weight.row_count() as f64;
+        needs.multiply_adds += (elements * (x.len() / cols)) as f64;
+        names.push(short_name(w.weight.name()));
+    }
+    let operation = if trace.is_in_layer() { Operation::Linear } else { Operation::Head };
+    (operation, names.join(" "), needs)
+}
+
+/// `q_proj` of `layers.3.attn.q_proj.weight`.
+fn short_name(tensor: &str) -> &str {
+    let name = tensor.strip_suffix(".weight").unwrap_or(tensor);
+    name.rsplit_once('.').map_or(name, |(_, last)| last)
+}
+
+/// The state of every value head is read and written once per call, and takes three products per token.
+fn delta_needs(shape: &DeltaShape, tokens: usize) -> Needs {
+    let state = (shape.value_heads * shape.key_dim * shape.value_dim) as f64;
+    Needs { bytes: 2.0 * state * size_of::<f32>() as f64, multiply_adds: 3.0 * state * tokens as f64 }
 }
 
 fn dense(w: &DenseWeights) -> Swiglu<'_> {

@@ -18,6 +18,7 @@ mod sampler;
 mod scheduler;
 mod stream;
 mod tensor;
+mod trace;
 mod weights;
 mod workspace;
 
@@ -34,3 +35,4 @@ pub use sampler::{Sampler, SamplingParams, argmax};
 pub use scheduler::{Client, Limits, News, Request, Scheduler, Token};
 pub use stream::stream;
 pub use tensor::TensorSource;
+pub use trace::{Cost, Needs, Operation, Trace};

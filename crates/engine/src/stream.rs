@@ -66,8 +66,16 @@ pub fn stream(
         start += window.len();
     }
     let rope = frequencies(spec, &weights);
-    let context =
-        Context { cpu: &cpu, tensors, spec, weights: &weights, rope: rope.as_ref(), lean: true, watch };
+    let context = Context {
+        cpu: &cpu,
+        tensors,
+        spec,
+        weights: &weights,
+        rope: rope.as_ref(),
+        lean: true,
+        watch,
+        trace: None,
+    };
     context.layers(&tokens, &spans, &mut caches, &mut work)?;
     if let (false, Some(watch)) = (head, watch) {
         context.watch_head(watch, tokens.len(), &mut work);

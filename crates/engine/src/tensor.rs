@@ -237,6 +237,12 @@ impl Weight {
         self.rows
     }
 
+    /// Bytes that a pass over all of it reads.
+    pub fn bytes(&self) -> u64 {
+        let elements = self.rows as u64 * self.cols as u64;
+        self.encoding.payload_len(elements).unwrap_or_default()
+    }
+
     /// The whole matrix.
     pub fn all(&self) -> Rows<'_> {
         self.rows(0..self.rows)

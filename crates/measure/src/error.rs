@@ -41,6 +41,9 @@ pub enum MeasureError {
         /// What is wrong.
         problem: String,
     },
+    /// No repetitions, or a clock that stands still.
+    #[error("nothing was timed: at least one repetition is needed")]
+    NothingTimed,
     /// A file without questions.
     #[error("there are no questions in it")]
     NoQuestions,

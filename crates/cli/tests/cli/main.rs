@@ -16,6 +16,7 @@ mod help;
 mod hostile;
 mod measures;
 mod methods;
+mod profile;
 mod synthetic;
 mod unfinished;
 mod verify;

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use basert_engine::{Engine, SequenceId, TokenRun, WantLogits, argmax};
+use basert_engine::{Engine, SequenceId, TokenRun, Trace, WantLogits, argmax};
 
 use crate::MeasureError;
 
@@ -72,8 +72,18 @@ pub struct Sample {
 /// [`MeasureError::Stopped`], and those of [`Engine::step`]: an engine that was loaded for too short a context, too few
 /// sequences or too small steps.
 pub fn repeat(engine: &mut Engine, case: &Case, stop: &dyn Fn() -> bool) -> Result<Sample, MeasureError> {
+    repeat_traced(engine, case, stop, None)
+}
+
+/// As [`repeat`]; what is under the clock is traced.
+pub(super) fn repeat_traced(
+    engine: &mut Engine,
+    case: &Case,
+    stop: &dyn Fn() -> bool,
+    trace: Option<&Trace>,
+) -> Result<Sample, MeasureError> {
     let mut sequences = Vec::with_capacity(case.sequences());
-    let result = open_and_time(engine, case, &mut sequences, stop);
+    let result = open_and_time(engine, case, &mut sequences, &Steps { stop, trace });
     sequences.into_iter().for_each(|id| engine.release(id));
     result
 }
@@ -82,19 +92,20 @@ fn open_and_time(
     engine: &mut Engine,
     case: &Case,
     sequences: &mut Vec<SequenceId>,
-    stop: &dyn Fn() -> bool,
+    steps: &Steps<'_>,
 ) -> Result<Sample, MeasureError> {
+    let untraced = Steps { trace: None, ..*steps };
     let mut ids = Ids::new(engine);
     for _ in 0..case.sequences() {
         let sequence = engine.new_sequence()?;
         sequences.push(sequence);
-        read(engine, sequence, &ids.take(case.depth), stop)?;
+        read(engine, sequence, &ids.take(case.depth), &untraced)?;
     }
     match case.test {
-        Test::Prefill { tokens } => prefill(engine, sequences[0], &ids.take(tokens), stop),
+        Test::Prefill { tokens } => prefill(engine, sequences[0], &ids.take(tokens), steps),
         Test::Decode { tokens, .. } => {
-            let steps: Vec<Vec<u32>> = (0..tokens).map(|_| ids.take(sequences.len())).collect();
-            decode(engine, sequences, &steps, stop)
+            let tokens: Vec<Vec<u32>> = (0..tokens).map(|_| ids.take(sequences.len())).collect();
+            decode(engine, sequences, &tokens, steps)
         }
     }
 }
@@ -103,13 +114,13 @@ fn prefill(
     engine: &mut Engine,
     sequence: SequenceId,
     tokens: &[u32],
-    stop: &dyn Fn() -> bool,
+    steps: &Steps<'_>,
 ) -> Result<Sample, MeasureError> {
     // Only the last step has logits.
     let (body, last) = tokens.split_at(last_step(tokens.len(), engine.step_tokens()));
     let start = Instant::now();
-    read(engine, sequence, body, stop)?;
-    let logits = step(engine, &[TokenRun { sequence, tokens: last, logits: WantLogits::Last }], stop)?;
+    read(engine, sequence, body, steps)?;
+    let logits = steps.run(engine, &[TokenRun { sequence, tokens: last, logits: WantLogits::Last }])?;
     let seconds = start.elapsed().as_secs_f64();
     black_box(argmax(logits));
     Ok(Sample { seconds, first_token: Some(start.elapsed().as_secs_f64()) })
@@ -118,17 +129,17 @@ fn prefill(
 fn decode(
     engine: &mut Engine,
     sequences: &[SequenceId],
-    steps: &[Vec<u32>],
-    stop: &dyn Fn() -> bool,
+    tokens: &[Vec<u32>],
+    steps: &Steps<'_>,
 ) -> Result<Sample, MeasureError> {
     let start = Instant::now();
-    for tokens in steps {
+    for tokens in tokens {
         let runs = sequences.iter().zip(tokens).map(|(&sequence, token)| TokenRun {
             sequence,
             tokens: std::slice::from_ref(token),
             logits: WantLogits::Last,
         });
-        black_box(step(engine, &runs.collect::<Vec<_>>(), stop)?);
+        black_box(steps.run(engine, &runs.collect::<Vec<_>>())?);
     }
     Ok(Sample { seconds: start.elapsed().as_secs_f64(), first_token: None })
 }
@@ -143,23 +154,29 @@ fn read(
     engine: &mut Engine,
     sequence: SequenceId,
     tokens: &[u32],
-    stop: &dyn Fn() -> bool,
+    steps: &Steps<'_>,
 ) -> Result<(), MeasureError> {
     for tokens in tokens.chunks(engine.step_tokens().max(1)) {
-        step(engine, &[TokenRun { sequence, tokens, logits: WantLogits::None }], stop)?;
+        steps.run(engine, &[TokenRun { sequence, tokens, logits: WantLogits::None }])?;
     }
     Ok(())
 }
 
-fn step<'a>(
-    engine: &'a mut Engine,
-    runs: &[TokenRun<'_>],
-    stop: &dyn Fn() -> bool,
-) -> Result<&'a [f32], MeasureError> {
-    if stop() {
-        return Err(MeasureError::Stopped);
+/// How steps are run.
+#[derive(Clone, Copy)]
+struct Steps<'a> {
+    /// Asked before every step; true ends the repetition.
+    stop: &'a dyn Fn() -> bool,
+    trace: Option<&'a Trace>,
+}
+
+impl Steps<'_> {
+    fn run<'a>(&self, engine: &'a mut Engine, runs: &[TokenRun<'_>]) -> Result<&'a [f32], MeasureError> {
+        if (self.stop)() {
+            return Err(MeasureError::Stopped);
+        }
+        Ok(engine.step_traced(runs, self.trace)?.data)
     }
-    Ok(engine.step(runs)?.data)
 }
 
 /// Arbitrary ids of the vocabulary (splitmix64), the same in every repetition: which experts are routed to depends on

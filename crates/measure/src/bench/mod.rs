@@ -7,6 +7,7 @@
 
 mod case;
 mod machine;
+mod profile;
 mod roof;
 mod run;
 mod spread;
@@ -14,6 +15,7 @@ mod work;
 
 pub use case::{Case, Sample, Test, repeat};
 pub use machine::{Machine, identity, peak_memory};
+pub use profile::{Profile, profile};
 pub use roof::{Limits, Roof};
 pub use run::{Measured, Protocol, Results, Subject, Watch, load, run};
 pub use spread::{Better, Comparison, Spread, Verdict, judge};
