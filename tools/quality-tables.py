@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measures what every target, method and KV type costs in quality, and writes the tables and pictures of docs/.
 
-    tools/quality-tables.py                       SmolLM2, about ten minutes on two cores
-    tools/quality-tables.py --models demo         another model: the demo, whose training is not finished
+    tools/quality-tables.py                       the demo and SmolLM2, about half an hour on two cores
+    tools/quality-tables.py --models demo         one of them
     tools/quality-tables.py --print               prints the tables instead of changing docs/
 
 Needs target/release/basert (`cargo build --release`) and the model that tools/smollm2.sh fetches. Only Python's standard
@@ -41,18 +41,16 @@ class Model:
     text: Path
     calibration: Path
     recall: tuple  # arguments of --recall
-    calls: Path | None = None
 
 
 MODELS = {
     "demo": Model(
         "demo",
-        "demo (hybrid, 6 M parameters)",
+        "demo (hybrid, 6.8 M parameters)",
         ROOT / "models/demo/demo.base",
         ROOT / "models/demo/evaluation/text.txt",
         ROOT / "models/demo/evaluation/calibration.txt",
-        ("--lengths", "512,1024,2048", "--trials", "4"),
-        ROOT / "models/demo/evaluation/tool-calls.jsonl",
+        ("--lengths", "512,1024,2048", "--trials", "2"),
     ),
     "smollm2": Model(
         "smollm2",
@@ -95,8 +93,7 @@ class Basert:
         """One row for each KV type in `options`."""
         text = ("--text-file", model.text, "--against", reference, "--window", 1024)
         recall = ("--recall", *model.recall)
-        calls = ("--tool-calls", model.calls) if model.calls else ()
-        out = self.run("eval", bundle, *text, *recall, *calls, "--json", *options)
+        out = self.run("eval", bundle, *text, *recall, "--json", *options)
         return [json.loads(line) for line in out.splitlines()]
 
 
@@ -135,22 +132,21 @@ def caches(basert, model):
 
 
 def table(first, rows, cells):
-    """Markdown; columns that no row has are left out."""
+    """Markdown."""
     lines = [(*labels, cells(found)) for *labels, found in rows]
-    headings = [h for h in lines[0][-1] if any(line[-1][h] for line in lines)]
+    headings = list(lines[0][-1])
     out = ["| " + " | ".join((*first, *headings)) + " |", "|" + "---|" * (len(first) + len(headings))]
     out += ["| " + " | ".join((*labels, *(found[h] for h in headings))) + " |" for *labels, found in lines]
     return "\n".join(out) + "\n"
 
 
 def quality_cells(found):
-    against, calls = found["against"], found.get("tool_calls")
+    against = found["against"]
     return {
         "mean KL, nats": f"{against['kl']:.4f} ± {against['kl_standard_error']:.4f}",
         "same likeliest token": f"{100 * against['top1_agreement']:.1f} %",
         "perplexity": f"{found['perplexity']:.2f}",
         "recall": f"{100 * found['recall']['share']['mean']:.0f} %",
-        "valid tool calls": f"{100 * calls['valid']['mean']:.0f} %" if calls else "",
     }
 
 
@@ -176,7 +172,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     parser.add_argument("--basert", type=Path, default=target / "release/basert", help="the program [default: %(default)s]")
-    parser.add_argument("--models", default="smollm2", help="[default: %(default)s]")
+    parser.add_argument("--models", default="demo,smollm2", help="[default: %(default)s]")
     parser.add_argument("--print", action="store_true", help="print the tables and leave docs/ as it is")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -166,13 +166,6 @@ pub fn remark_sampling(
     }
 }
 
-/// Says that `--no-think` has nothing to switch.
-pub fn remark_no_think(no_think: bool, bundle: &Bundle) {
-    if no_think && !bundle.can_switch_thinking() {
-        output::note("this model's chat template has no switch for thinking; --no-think changes nothing");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -424,7 +424,11 @@ pub struct ChatArgs {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub system: Option<String>,
 
-    /// Ask the template for answers without a thinking part
+    /// Ask the template for answers with a thinking part
+    #[arg(long, conflicts_with = "no_think")]
+    pub think: bool,
+
+    /// Ask the template for answers without one
     #[arg(long)]
     pub no_think: bool,
 

@@ -6,10 +6,10 @@ mod screen;
 use basert_engine::{Engine, GenerateParams, Generation, SamplingParams, Session};
 use basert_text::{DecodeStream, Part, StopMatcher, ThinkSplitter, Tokenizer, opens_thinking};
 
-use crate::answer::{Answer, Reason, decode_rate, larger_context, remark_no_think, remark_sampling, room};
+use crate::answer::{Answer, Reason, decode_rate, larger_context, remark_sampling, room};
 use crate::args::ChatArgs;
 use crate::bundle::Bundle;
-use crate::conversation::Conversation;
+use crate::conversation::{Conversation, Thinking};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::Turns;
 use crate::units::rate;
@@ -37,9 +37,10 @@ pub fn run(args: &ChatArgs) -> Outcome {
     let hint = "basert complete continues plain text and token ids";
     let tokenizer = bundle.tokenizer().map_err(|failure| failure.hint(hint))?.clone();
     let template = bundle.chat_template().map_err(|failure| failure.hint(hint))?;
-    let conversation = Conversation::new(tokenizer.clone(), template, args.system.clone(), args.no_think);
+    let thinking = Thinking { think: args.think, no_think: args.no_think };
+    let conversation = Conversation::new(tokenizer.clone(), template, args.system.clone(), thinking);
     try_out(&conversation)?;
-    remark_no_think(args.no_think, &bundle);
+    thinking.remark(&bundle);
     remark_sampling(&args.sampling, &sampling, &recommended, &bundle);
     let eos = bundle.eos();
 

@@ -8,9 +8,7 @@ use basert_engine::{Engine, GenerateParams, Generation, SamplingParams, generate
 use basert_text::{DecodeStream, StopMatcher};
 use serde_json::{Value, json};
 
-use crate::answer::{
-    Answer, Reason, decode_rate, decoded, larger_context, remark_no_think, remark_sampling, room,
-};
+use crate::answer::{Answer, Reason, decode_rate, decoded, larger_context, remark_sampling, room};
 use crate::args::CompleteArgs;
 use crate::bundle::Bundle;
 use crate::conversation::Conversation;
@@ -36,7 +34,7 @@ pub fn run(args: &CompleteArgs) -> Outcome {
     if args.prompt.source.prompt_ids.is_some() {
         bundle.remark_unusable_tokenizer();
     }
-    remark_no_think(args.prompt.no_think, &bundle);
+    args.prompt.thinking().remark(&bundle);
     remark_sampling(&args.sampling, &sampling, &recommended, &bundle);
     let eos = if args.ignore_eos { Vec::new() } else { bundle.eos() };
 
@@ -101,7 +99,7 @@ fn prompt_ids(options: &PromptOptions, bundle: &Bundle) -> Outcome<Vec<u32>> {
         let tokenizer = bundle.tokenizer()?;
         let template = bundle.chat_template().map_err(|failure| failure.hint(hint))?;
         let mut conversation =
-            Conversation::new(tokenizer.clone(), template, options.system.clone(), options.no_think);
+            Conversation::new(tokenizer.clone(), template, options.system.clone(), options.thinking());
         conversation.ask(&text);
         conversation.prompt()?.ids
     } else {

@@ -3,7 +3,33 @@
 use basert_text::{ChatTemplate, RenderedChat, Tokenizer};
 use serde_json::{Map, Value, json};
 
+use crate::bundle::Bundle;
 use crate::failure::{Failure, Outcome};
+use crate::output;
+
+/// Whether a model is to think before it answers; what the template does by itself unless one of the two is given.
+#[derive(Clone, Copy)]
+pub struct Thinking {
+    /// `--think`.
+    pub think: bool,
+    /// `--no-think`.
+    pub no_think: bool,
+}
+
+impl Thinking {
+    fn wanted(self) -> Option<bool> {
+        (self.think || self.no_think).then_some(self.think)
+    }
+
+    /// Says that there is nothing to switch, if a flag was given in vain.
+    pub fn remark(self, bundle: &Bundle) {
+        let Some(wanted) = self.wanted().filter(|_| !bundle.can_switch_thinking()) else { return };
+        let flag = if wanted { "--think" } else { "--no-think" };
+        output::note(&format!(
+            "this model's chat template has no switch for thinking; {flag} changes nothing"
+        ));
+    }
+}
 
 /// A conversation in the words of one model.
 #[derive(Clone)]
@@ -22,11 +48,11 @@ impl Conversation {
         tokenizer: Tokenizer,
         template: ChatTemplate,
         system: Option<String>,
-        no_think: bool,
+        thinking: Thinking,
     ) -> Conversation {
         let mut kwargs = Map::from_iter([("add_generation_prompt".to_owned(), json!(true))]);
-        if no_think {
-            kwargs.insert("enable_thinking".to_owned(), json!(false));
+        if let Some(wanted) = thinking.wanted() {
+            kwargs.insert("enable_thinking".to_owned(), json!(wanted));
         }
         let messages: Vec<Value> =
             system.into_iter().map(|text| json!({"role": "system", "content": text})).collect();

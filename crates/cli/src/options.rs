@@ -11,6 +11,7 @@ use basert_kernels::{Isa, KvDtype};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
+use crate::conversation::Thinking;
 use crate::failure::{Failure, Outcome};
 
 const ENGINE: &str = "Engine";
@@ -231,9 +232,20 @@ pub struct PromptOptions {
     #[arg(long, value_name = "TEXT", requires = "chat", allow_hyphen_values = true, help_heading = PROMPT)]
     pub system: Option<String>,
 
-    /// Ask the template for an answer without a thinking part
+    /// Ask the template for an answer with a thinking part
+    #[arg(long, requires = "chat", conflicts_with = "no_think", help_heading = PROMPT)]
+    pub think: bool,
+
+    /// Ask the template for an answer without one
     #[arg(long, requires = "chat", help_heading = PROMPT)]
     pub no_think: bool,
+}
+
+impl PromptOptions {
+    /// What `--think` and `--no-think` say.
+    pub fn thinking(&self) -> Thinking {
+        Thinking { think: self.think, no_think: self.no_think }
+    }
 }
 
 /// Where the prompt comes from.

@@ -192,6 +192,17 @@ fn thinking_stays_out_of_a_pipe() {
 }
 
 #[test]
+fn a_model_that_does_not_think_by_itself_can_be_asked_to() {
+    let template = "{%- for m in messages %}{{ m.role }}: {{ m.content }} [{{ m.reasoning_content }}]\n{% endfor -%}\
+                    assistant: {% if enable_thinking is defined and enable_thinking %}<think>\n{% endif %}";
+    let (_dir, model) = toy_with_template(template);
+    let words = |more| [&ENDLESS[..4], &["-n", "8"], more].concat();
+    assert_ne!(chat(&model, &words(&[]), "hi\n").ok().out.trim(), "");
+    let said = chat(&model, &words(&["--think"]), "hi\n").ok();
+    assert!(said.err.contains("within its thinking, after 8 tokens"), "{said:?}");
+}
+
+#[test]
 fn models_without_words_or_template_are_refused_before_they_load() {
     chat(llama(), &[], "hi\n").fails_with(&["has no chat template", "basert complete"]);
     let source = checkpoint("toy-hybrid");
@@ -209,6 +220,8 @@ fn models_without_words_or_template_are_refused_before_they_load() {
 fn options_without_effect_are_remarked_on() {
     let said = chat(toy(), &["--temp", "0", "--top-k", "5", "--no-think"], "").ok();
     assert!(said.err.contains("--top-k") && said.err.contains("--no-think changes nothing"), "{said:?}");
+    let said = chat(toy(), &["--think"], "").ok();
+    assert!(said.err.contains("--think changes nothing"), "{said:?}");
 }
 
 #[test]

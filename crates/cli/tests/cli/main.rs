@@ -10,6 +10,7 @@ mod bench;
 mod chat;
 mod complete;
 mod convert;
+mod demo;
 mod eval;
 mod export;
 mod help;
