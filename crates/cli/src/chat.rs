@@ -3,17 +3,23 @@
 mod input;
 mod screen;
 
-use basert_engine::{Engine, GenerateParams, Generation, SamplingParams, Session};
+use std::path::PathBuf;
+
+use basert_engine::{
+    Engine, GenerateParams, Generation, Options, SamplingParams, Session, available_memory,
+    least_prefix_cache,
+};
+use basert_format::BaseFile;
 use basert_text::{DecodeStream, Part, StopMatcher, ThinkSplitter, Tokenizer, opens_thinking};
 
 use crate::answer::{Answer, Reason, decode_rate, larger_context, remark_no_think, remark_sampling, room};
 use crate::args::ChatArgs;
-use crate::bundle::Bundle;
+use crate::bundle::{self, Bundle};
 use crate::conversation::Conversation;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::Turns;
 use crate::units::rate;
-use crate::{output, selected};
+use crate::{output, selected, session};
 use input::{Entry, Input};
 use screen::Screen;
 
@@ -29,7 +35,7 @@ A line that ends in \\ goes on in the next one. ^C stops the answer.
 pub fn run(args: &ChatArgs) -> Outcome {
     let mut turns = Turns::install()?;
     // Everything that can be refused is refused before the weights are touched.
-    let options = args.run.resolve()?;
+    let mut options = args.run.resolve()?;
     let bundle = Bundle::open(&args.model)?;
     let recommended = bundle.recommended();
     let sampling = args.sampling.resolve(&recommended)?;
@@ -37,15 +43,23 @@ pub fn run(args: &ChatArgs) -> Outcome {
     let hint = "basert complete continues plain text and token ids";
     let tokenizer = bundle.tokenizer().map_err(|failure| failure.hint(hint))?.clone();
     let template = bundle.chat_template().map_err(|failure| failure.hint(hint))?;
-    let conversation = Conversation::new(tokenizer.clone(), template, args.system.clone(), args.no_think);
+    let mut conversation = Conversation::new(tokenizer.clone(), template, args.system.clone(), args.no_think);
+    if let Some(messages) = args.session.as_deref().map(session::messages).transpose()?.flatten() {
+        conversation.restore(messages)?;
+    }
     try_out(&conversation)?;
     remark_no_think(args.no_think, &bundle);
     remark_sampling(&args.sampling, &sampling, &recommended, &bundle);
     let eos = bundle.eos();
 
     let (_, file) = bundle.into_parts();
-    let engine = Engine::load(file, &options).map_err(|e| Failure::from_error(&e))?;
+    options.prefix_cache = match args.prefix_cache {
+        Some(bytes) => bytes,
+        None => usual_prefix_cache(&file, &options),
+    };
+    let mut engine = Engine::load(file, &options).map_err(|e| Failure::from_error(&e))?;
     selected::show(&engine, args.verbose);
+    let session = session::open(&mut engine, args.session.as_deref())?;
     let mut input = Input::new()?;
     if input.is_terminal() {
         turns.leave_to_editor();
@@ -55,7 +69,8 @@ pub fn run(args: &ChatArgs) -> Outcome {
         max_tokens: args.answer.max_tokens,
         verbose: args.verbose,
         engine,
-        session: Session::default(),
+        session,
+        file: args.session.clone(),
         conversation,
         tokenizer,
         sampling,
@@ -65,6 +80,16 @@ pub fn run(args: &ChatArgs) -> Outcome {
         turns,
     };
     chat.run(&mut input)
+}
+
+/// Most bytes for earlier states of a conversation where nobody says how many.
+const USUAL_PREFIX_CACHE: u64 = 1 << 30;
+
+/// Room for earlier states of the conversation: an eighth of the free memory, if that is enough for any.
+fn usual_prefix_cache(file: &BaseFile, options: &Options) -> u64 {
+    let room = available_memory().map_or(USUAL_PREFIX_CACHE, |free| USUAL_PREFIX_CACHE.min(free / 8));
+    let least = bundle::model(file.header()).map_or(u64::MAX, |spec| least_prefix_cache(&spec, options));
+    if least <= room { room } else { 0 }
 }
 
 /// Refuses a template that cannot open a conversation while nothing is loaded yet.
@@ -81,6 +106,8 @@ struct Chat {
     verbose: bool,
     engine: Engine,
     session: Session,
+    /// Where the session is kept.
+    file: Option<PathBuf>,
     conversation: Conversation,
     tokenizer: Tokenizer,
     sampling: SamplingParams,
@@ -93,6 +120,14 @@ struct Chat {
 
 impl Chat {
     fn run(mut self, input: &mut Input) -> Outcome {
+        let talked = self.talk(input);
+        let Some(file) = &self.file else { return talked };
+        // What was said before something went wrong is kept as well.
+        let saved = session::save_messages(&self.session, &self.engine, file, self.conversation.messages());
+        talked.and(saved)
+    }
+
+    fn talk(&mut self, input: &mut Input) -> Outcome {
         if self.on_terminal {
             let context = self.engine.selected().context;
             output::aside(&format!("context {context} tokens; /help shows the commands, ^D ends"));

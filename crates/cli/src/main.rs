@@ -1,6 +1,6 @@
 //! The `basert` command: arguments in, words out, no logic of its own.
 //!
-//! One module per command (`convert`, `export`, `profiles`, `verify`, `inspect`, `chat`, `complete`, `eval`, `bench`).
+//! One module per command (`convert`, `export`, `profiles`, `verify`, `inspect`, `chat`, `complete`, `eval`, `plan`, `bench`).
 //! `args` and `options` say what can be typed,
 //! `output` is the only place that writes to the terminal, `failure` is how a command ends badly. Exit status: 0
 //! when all is well, 1 on an error, 2 on wrong usage, 128 and the number of a signal that ended it (130 after ^C).
@@ -23,10 +23,12 @@ mod locate;
 mod options;
 mod output;
 mod place;
+mod plan;
 mod profiles;
 mod progress;
 mod schedule;
 mod selected;
+mod session;
 mod table;
 mod units;
 mod verify;
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => chat::run(&args),
         Command::Complete(args) => complete::run(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Bench(args) => bench::run(&args),
     });
     match result {

@@ -272,3 +272,25 @@ fn an_unknown_name_lists_where_it_was_looked_for() {
     ]);
     inspect(dir.path(), "./demo", None).fails_with(&["./demo does not exist", "basert convert SOURCE"]);
 }
+
+#[test]
+fn a_conversation_goes_on_another_day() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("talk session");
+    let with_file = [&SHORT[..], &["--session", file.to_str().unwrap()]].concat();
+    let whole = chat(toy(), &SHORT, "hi\nand now?\nbye\n").ok();
+    let first = chat(toy(), &with_file, "hi\n").ok();
+    let rest = chat(toy(), &with_file, "and now?\nbye\n").ok();
+    assert_eq!(first.out + &rest.out, whole.out);
+    assert!(rest.err.contains(" kept"), "{rest:?}");
+    // It is this model's, and a conversation.
+    let other = chat(toy(), &[&with_file[..], &["--system", "Be brief."]].concat(), "hi\n");
+    other.fails_with(&["another system message", "hint: leave out --system"]);
+    let text = run!("complete", toy(), "-p", "x", "-n", "1", "--session", &file);
+    text.fails_with(&["is a conversation", "hint: it goes on with: basert chat"]);
+    let types = chat(toy(), &[&with_file[..], &["--kv-type", "bf16"]].concat(), "hi\n");
+    types.fails_with(&["made with K f16 and V f16", "hint: name another file, or remove"]);
+    let nowhere = folder.path().join("no folder").join("x");
+    let said = chat(toy(), &[&SHORT[..], &["--session", nowhere.to_str().unwrap()]].concat(), "hi\n");
+    said.fails_with(&["does not exist", "hint: mkdir -p"]);
+}

@@ -16,6 +16,7 @@ mod help;
 mod hostile;
 mod measures;
 mod methods;
+mod plan;
 mod synthetic;
 mod unfinished;
 mod verify;
