@@ -12,7 +12,7 @@ use clap::{Args, Command as Grammar, CommandFactory, FromArgMatches, Parser, Sub
 use crate::bench::{BENCH_HELP, BenchArgs};
 use crate::eval::{EVAL_EXAMPLES, EvalArgs};
 use crate::options::{
-    AnswerOptions, PromptOptions, RunOptions, SamplingOptions, WorkOptions, positive, size,
+    AnswerOptions, PromptOptions, RunOptions, SamplingOptions, WorkOptions, positive, room,
 };
 use crate::plan::{PLAN_HELP, PlanArgs};
 
@@ -444,10 +444,14 @@ pub struct ChatArgs {
     #[arg(long, value_name = "FILE")]
     pub session: Option<PathBuf>,
 
-    /// Room for earlier states of the conversation, from which an answer begins where the template has changed what was read
-    /// [default: an eighth of the free memory, at most 1GiB]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    /// Room for earlier states of the conversation (0: none), from which an answer begins where the template has changed what was read
+    /// [default: what the context can use, at most 1GiB and an eighth of the free memory]
+    #[arg(long, value_name = "SIZE", value_parser = room)]
     pub prefix_cache: Option<u64>,
+
+    /// Keep these states in this file from one run to the next
+    #[arg(long, value_name = "FILE")]
+    pub prefix_cache_file: Option<PathBuf>,
 
     /// Show what was selected: instruction set, threads, weights, KV types, context, memory; and speed in a pipe, too
     #[arg(short, long)]

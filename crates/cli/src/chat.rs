@@ -3,11 +3,11 @@
 mod input;
 mod screen;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use basert_engine::{
     Engine, GenerateParams, Generation, Options, SamplingParams, Session, available_memory,
-    least_prefix_cache,
+    least_prefix_cache, wanted_context,
 };
 use basert_format::BaseFile;
 use basert_text::{DecodeStream, Part, StopMatcher, ThinkSplitter, Tokenizer, opens_thinking};
@@ -19,7 +19,7 @@ use crate::conversation::Conversation;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::Turns;
 use crate::units::rate;
-use crate::{output, selected, session};
+use crate::{output, place, selected, session};
 use input::{Entry, Input};
 use screen::Screen;
 
@@ -44,6 +44,10 @@ pub fn run(args: &ChatArgs) -> Outcome {
     let tokenizer = bundle.tokenizer().map_err(|failure| failure.hint(hint))?.clone();
     let template = bundle.chat_template().map_err(|failure| failure.hint(hint))?;
     let mut conversation = Conversation::new(tokenizer.clone(), template, args.system.clone(), args.no_think);
+    if let Some(path) = &args.prefix_cache_file {
+        place::check(path, true)?;
+        place::check_folder(path)?;
+    }
     if let Some(messages) = args.session.as_deref().map(session::messages).transpose()?.flatten() {
         conversation.restore(messages)?;
     }
@@ -60,6 +64,9 @@ pub fn run(args: &ChatArgs) -> Outcome {
     let mut engine = Engine::load(file, &options).map_err(|e| Failure::from_error(&e))?;
     selected::show(&engine, args.verbose);
     let session = session::open(&mut engine, args.session.as_deref())?;
+    if let Some(path) = &args.prefix_cache_file {
+        load_prefixes(&mut engine, path)?;
+    }
     let mut input = Input::new()?;
     if input.is_terminal() {
         turns.leave_to_editor();
@@ -71,6 +78,7 @@ pub fn run(args: &ChatArgs) -> Outcome {
         engine,
         session,
         file: args.session.clone(),
+        prefixes: args.prefix_cache_file.clone(),
         conversation,
         tokenizer,
         sampling,
@@ -85,11 +93,30 @@ pub fn run(args: &ChatArgs) -> Outcome {
 /// Most bytes for earlier states of a conversation where nobody says how many.
 const USUAL_PREFIX_CACHE: u64 = 1 << 30;
 
-/// Room for earlier states of the conversation: an eighth of the free memory, if that is enough for any.
+/// Room for earlier states of the conversation: as much as some conversations could need, of an eighth of the free memory;
+/// none if that is not enough for anything.
 fn usual_prefix_cache(file: &BaseFile, options: &Options) -> u64 {
-    let room = available_memory().map_or(USUAL_PREFIX_CACHE, |free| USUAL_PREFIX_CACHE.min(free / 8));
-    let least = bundle::model(file.header()).map_or(u64::MAX, |spec| least_prefix_cache(&spec, options));
-    if least <= room { room } else { 0 }
+    let Ok(spec) = bundle::model(file.header()) else { return 0 };
+    let context = wanted_context(&spec, options) as u64;
+    let whole = options.kv.bytes_per_token(&spec).saturating_mul(context);
+    let useful =
+        2 * whole.saturating_mul(2).max(16 * spec.state_bytes_per_sequence()).min(USUAL_PREFIX_CACHE);
+    let free = available_memory().map_or(u64::MAX, |free| free / 8);
+    let room = useful.min(USUAL_PREFIX_CACHE).min(free);
+    if least_prefix_cache(&spec, options) <= room { room } else { 0 }
+}
+
+/// Takes in the earlier states of another run, if there are any.
+fn load_prefixes(engine: &mut Engine, path: &Path) -> Outcome {
+    if engine.prefix_stats().is_none() {
+        let hint = "--prefix-cache says how much there is to be";
+        return Err(Failure::new("there is no room for earlier states, so no file of them").hint(hint));
+    }
+    if path.exists() {
+        let hint = format!("name another file, or remove {}", path.display());
+        engine.load_prefixes(path).map_err(|e| Failure::from_error(&e).hint(hint))?;
+    }
+    Ok(())
 }
 
 /// Refuses a template that cannot open a conversation while nothing is loaded yet.
@@ -108,6 +135,8 @@ struct Chat {
     session: Session,
     /// Where the session is kept.
     file: Option<PathBuf>,
+    /// Where earlier states are kept.
+    prefixes: Option<PathBuf>,
     conversation: Conversation,
     tokenizer: Tokenizer,
     sampling: SamplingParams,
@@ -121,10 +150,20 @@ struct Chat {
 impl Chat {
     fn run(mut self, input: &mut Input) -> Outcome {
         let talked = self.talk(input);
-        let Some(file) = &self.file else { return talked };
         // What was said before something went wrong is kept as well.
-        let saved = session::save_messages(&self.session, &self.engine, file, self.conversation.messages());
+        let saved = self.save();
         talked.and(saved)
+    }
+
+    fn save(&mut self) -> Outcome {
+        if let Some(file) = &self.file {
+            session::save_messages(&self.session, &self.engine, file, self.conversation.messages())?;
+        }
+        if let Some(path) = &self.prefixes {
+            self.session.clear(&mut self.engine);
+            self.engine.save_prefixes(path).map_err(|e| Failure::from_error(&e))?;
+        }
+        Ok(())
     }
 
     fn talk(&mut self, input: &mut Input) -> Outcome {

@@ -398,6 +398,11 @@ pub fn size(s: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("'{s}' is not a size such as 16GiB, 512MiB or 1000000"))
 }
 
+/// A size, or 0 for none.
+pub fn room(s: &str) -> Result<u64, String> {
+    if s == "0" { Ok(0) } else { size(s) }
+}
+
 /// A stop string; an empty one would stop before the first token.
 pub fn stop_string(s: &str) -> Result<String, String> {
     if s.is_empty() { Err("a stop string must not be empty".to_string()) } else { Ok(s.to_string()) }

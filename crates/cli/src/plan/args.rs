@@ -6,7 +6,7 @@ use basert_convert::Target;
 use clap::{Args, ValueEnum};
 
 use crate::args::target;
-use crate::options::{KvOptions, positive, size};
+use crate::options::{KvOptions, positive, room, size};
 
 /// Examples and remarks at the end of the help.
 pub const PLAN_HELP: &str = "\
@@ -43,7 +43,7 @@ pub struct PlanArgs {
     pub parallel: usize,
 
     /// Room for prefixes that are kept between requests [default: none]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = room)]
     pub prefix_cache: Option<u64>,
 
     /// What the large matrices are converted to, as for `basert convert` [default: base-q4]

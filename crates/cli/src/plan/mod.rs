@@ -27,6 +27,10 @@ const WIDTHS: [&str; 4] = ["16", "8", "84", "4"];
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Outcome {
     let Some(name) = &args.model else { return catalog::run(args) };
+    if args.sort.is_some() || !args.filter.is_empty() {
+        let failure = Failure::new("--sort and --filter belong to --catalog, which takes no model");
+        return Err(failure.hint("basert plan --help explains both"));
+    }
     let model = Model::find(name, args.target)?;
     let kv = args.kv.types();
     if args.record {
@@ -117,7 +121,7 @@ impl Runnable {
 /// Cache and state of a model that cannot be run here.
 fn answer_of_footprint(model: &Model, args: &PlanArgs, kv: KvTypes) -> Outcome<Answer> {
     check_latent(model, kv)?;
-    if args.fit.is_some() || args.prefix_cache.is_some() {
+    if args.fit.is_some() || args.prefix_cache.is_some_and(|room| room > 0) {
         let why = model.notes.join("; ");
         return Err(Failure::new(format!(
             "--fit and --prefix-cache need a model that can be run here: {why}"

@@ -100,8 +100,8 @@ fn the_widest_cache_is_found_for_a_context() {
     let types = [
         ("3072MiB", "f16", "f16"),
         ("2048MiB", "q8", "q8"),
-        ("1600MiB", "q8", "q4"),
-        ("1200MiB", "q4", "q4"),
+        ("1300MiB", "q8", "q4"),
+        ("1000MiB", "q4", "q4"),
     ];
     for (beside, k, v) in types {
         let beside: u64 = beside.trim_end_matches("MiB").parse().unwrap();
@@ -178,12 +178,13 @@ fn models_that_cannot_be_run_have_a_cache_and_no_weights() {
 #[test]
 fn what_cannot_be_planned_is_refused_in_words() {
     run!("plan", "no-such-model").fails_with(&["is no file, no folder", "hint: basert plan --catalog"]);
+    run!("plan", llama(), "--sort", "id").fails_with(&["belong to --catalog", "hint: "]);
     run!("plan", llama(), "--target", "base-q4").fails_with(&["has its weights already", "hint: "]);
     let empty = tempfile::tempdir().unwrap();
     run!("plan", empty.path()).fails_with(&["cannot read", "config.json", "hint: "]);
     std::fs::write(empty.path().join("config.json"), "{}").unwrap();
     run!("plan", empty.path()).fails_with(&["config.json: "]);
-    for wrong in [&["--fit", "nothing"][..], &["--sort", "id"], &["--max-context", "0"]] {
+    for wrong in [["--fit", "nothing"], ["--sort", "size"], ["--max-context", "0"]] {
         let said = run!("plan", "qwen3.5-2b", wrong[0], wrong[1]);
         assert_eq!(said.code, Some(2), "{said:?}");
     }
