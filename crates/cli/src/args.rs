@@ -11,7 +11,10 @@ use clap::{Args, Command as Grammar, CommandFactory, FromArgMatches, Parser, Sub
 
 use crate::bench::{BENCH_HELP, BenchArgs};
 use crate::eval::{EVAL_EXAMPLES, EvalArgs};
-use crate::options::{AnswerOptions, PromptOptions, RunOptions, SamplingOptions, WorkOptions, positive};
+use crate::options::{
+    AnswerOptions, PromptOptions, RunOptions, SamplingOptions, WorkOptions, positive, room,
+};
+use crate::plan::{PLAN_HELP, PlanArgs};
 use crate::profile::{PROFILE_HELP, ProfileArgs};
 
 /// Turn a checkpoint into one verified .base file and run it.
@@ -108,6 +111,10 @@ pub enum Command {
     /// Measure perplexity, recall, multiple choice and tool calls, of one model or several
     #[command(after_help = EVAL_EXAMPLES)]
     Eval(Box<EvalArgs>),
+
+    /// Say what a model will take in memory, and what fits: contexts, KV types, parallel sequences
+    #[command(after_help = PLAN_HELP)]
+    Plan(Box<PlanArgs>),
 
     /// Measure speed: prefill, decode, batches, load time; or compare two such measurements
     #[command(after_help = BENCH_HELP)]
@@ -232,7 +239,7 @@ pub struct ConvertArgs {
 }
 
 /// A target in the converter's spelling or without its `base-`.
-fn target(s: &str) -> Result<Target, String> {
+pub fn target(s: &str) -> Result<Target, String> {
     let prefix = if s.starts_with('q') { "base-" } else { "" };
     format!("{prefix}{s}").parse().map_err(|e: basert_convert::ConvertError| e.to_string())
 }
@@ -401,6 +408,7 @@ Examples:
   basert chat qwen3.base
   basert chat qwen3 --system 'Be brief.' --no-think
   printf 'My name is Ada.\\nWhat is my name?\\n' | basert chat qwen3 --temp 0
+  basert chat qwen3 --session ada.session                goes on another day
 
 Commands: /clear begins a new conversation, /exit or ^D ends, /help shows them; //text sends /text. A line that ends \
 in \\ goes on in the next one.
@@ -411,7 +419,7 @@ stopped ends the process. Thinking is shown dim (between tags where NO_COLOR is 
 Unless standard input and output are both terminals, every line that is not empty is a message: answers, each ended by a \
 newline, go to standard output without their thinking, and whatever would be refused at the prompt ends the run with status 1.
 
-The conversation is read anew only where the template changed what the model has read; otherwise an answer continues. \
+The conversation is read anew only from where the template changed what the model has read; see --prefix-cache. \
 With --seed N, answer K is drawn with seed N + K - 1, counted from 1.";
 
 #[derive(Args, Debug)]
@@ -441,6 +449,19 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub run: RunOptions,
 
+    /// Go on from what this file holds, if it exists, and keep the conversation in it at the end
+    #[arg(long, value_name = "FILE")]
+    pub session: Option<PathBuf>,
+
+    /// Room for earlier states of the conversation (0: none), from which an answer begins where the template has changed what was read
+    /// [default: what the context can use, at most 1GiB and an eighth of the free memory]
+    #[arg(long, value_name = "SIZE", value_parser = room)]
+    pub prefix_cache: Option<u64>,
+
+    /// Keep these states in this file from one run to the next
+    #[arg(long, value_name = "FILE")]
+    pub prefix_cache_file: Option<PathBuf>,
+
     /// Show what was selected: instruction set, threads, weights, KV types, context, memory; and speed in a pipe, too
     #[arg(short, long)]
     pub verbose: bool,
@@ -452,6 +473,7 @@ Examples:
   basert complete qwen3.base --chat --system 'Be brief.' -p 'Why is the sky blue?'
   git diff | basert complete qwen3.base --chat --prompt-file - --temp 0
   basert complete qwen3.base --prompt-ids 9707,11 --temp 0 --json | jq .ids
+  basert complete qwen3.base --session tale.session -p ' Then'   adds to a tale, and to the file
 
 The answer goes to standard output, everything else to standard error. It ends at an end-of-sequence token, a \
 stop string, --max-tokens or the end of the context, whichever comes first; ^C stops it and exits with status 130. \
@@ -478,6 +500,10 @@ pub struct CompleteArgs {
 
     #[command(flatten)]
     pub run: RunOptions,
+
+    /// Continue the text in this file, if it exists, with the prompt, and keep all of it and the answer there
+    #[arg(long, value_name = "FILE", conflicts_with = "chat")]
+    pub session: Option<PathBuf>,
 
     /// Print one JSON object at the end instead of streaming
     #[arg(long)]

@@ -3,17 +3,23 @@
 mod input;
 mod screen;
 
-use basert_engine::{Engine, GenerateParams, Generation, SamplingParams, Session};
+use std::path::{Path, PathBuf};
+
+use basert_engine::{
+    Engine, GenerateParams, Generation, Options, SamplingParams, Session, available_memory,
+    least_prefix_cache, wanted_context,
+};
+use basert_format::BaseFile;
 use basert_text::{DecodeStream, Part, StopMatcher, ThinkSplitter, Tokenizer, opens_thinking};
 
 use crate::answer::{Answer, Reason, decode_rate, larger_context, remark_sampling, room};
 use crate::args::ChatArgs;
-use crate::bundle::Bundle;
+use crate::bundle::{self, Bundle};
 use crate::conversation::{Conversation, Thinking};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::Turns;
 use crate::units::rate;
-use crate::{output, selected};
+use crate::{output, place, selected, session};
 use input::{Entry, Input};
 use screen::Screen;
 
@@ -29,7 +35,7 @@ A line that ends in \\ goes on in the next one. ^C stops the answer.
 pub fn run(args: &ChatArgs) -> Outcome {
     let mut turns = Turns::install()?;
     // Everything that can be refused is refused before the weights are touched.
-    let options = args.run.resolve()?;
+    let mut options = args.run.resolve()?;
     let bundle = Bundle::open(&args.model)?;
     let recommended = bundle.recommended();
     let sampling = args.sampling.resolve(&recommended)?;
@@ -38,15 +44,30 @@ pub fn run(args: &ChatArgs) -> Outcome {
     let tokenizer = bundle.tokenizer().map_err(|failure| failure.hint(hint))?.clone();
     let template = bundle.chat_template().map_err(|failure| failure.hint(hint))?;
     let thinking = Thinking { think: args.think, no_think: args.no_think };
-    let conversation = Conversation::new(tokenizer.clone(), template, args.system.clone(), thinking);
+    let mut conversation = Conversation::new(tokenizer.clone(), template, args.system.clone(), thinking);
+    if let Some(path) = &args.prefix_cache_file {
+        place::check(path, true)?;
+        place::check_folder(path)?;
+    }
+    if let Some(messages) = args.session.as_deref().map(session::messages).transpose()?.flatten() {
+        conversation.restore(messages)?;
+    }
     try_out(&conversation)?;
     thinking.remark(&bundle);
     remark_sampling(&args.sampling, &sampling, &recommended, &bundle);
     let eos = bundle.eos();
 
     let (_, file) = bundle.into_parts();
-    let engine = Engine::load(file, &options).map_err(|e| Failure::from_error(&e))?;
+    options.prefix_cache = match args.prefix_cache {
+        Some(bytes) => bytes,
+        None => usual_prefix_cache(&file, &options),
+    };
+    let mut engine = Engine::load(file, &options).map_err(|e| Failure::from_error(&e))?;
     selected::show(&engine, args.verbose);
+    let session = session::open(&mut engine, args.session.as_deref())?;
+    if let Some(path) = &args.prefix_cache_file {
+        load_prefixes(&mut engine, path)?;
+    }
     let mut input = Input::new()?;
     if input.is_terminal() {
         turns.leave_to_editor();
@@ -56,7 +77,9 @@ pub fn run(args: &ChatArgs) -> Outcome {
         max_tokens: args.answer.max_tokens,
         verbose: args.verbose,
         engine,
-        session: Session::default(),
+        session,
+        file: args.session.clone(),
+        prefixes: args.prefix_cache_file.clone(),
         conversation,
         tokenizer,
         sampling,
@@ -66,6 +89,35 @@ pub fn run(args: &ChatArgs) -> Outcome {
         turns,
     };
     chat.run(&mut input)
+}
+
+/// Most bytes for earlier states of a conversation where nobody says how many.
+const USUAL_PREFIX_CACHE: u64 = 1 << 30;
+
+/// Room for earlier states of the conversation: as much as some conversations could need, of an eighth of the free memory;
+/// none if that is not enough for anything.
+fn usual_prefix_cache(file: &BaseFile, options: &Options) -> u64 {
+    let Ok(spec) = bundle::model(file.header()) else { return 0 };
+    let context = wanted_context(&spec, options) as u64;
+    let whole = options.kv.bytes_per_token(&spec).saturating_mul(context);
+    let useful =
+        2 * whole.saturating_mul(2).max(16 * spec.state_bytes_per_sequence()).min(USUAL_PREFIX_CACHE);
+    let free = available_memory().map_or(u64::MAX, |free| free / 8);
+    let room = useful.min(USUAL_PREFIX_CACHE).min(free);
+    if least_prefix_cache(&spec, options) <= room { room } else { 0 }
+}
+
+/// Takes in the earlier states of another run, if there are any.
+fn load_prefixes(engine: &mut Engine, path: &Path) -> Outcome {
+    if engine.prefix_stats().is_none() {
+        let hint = "--prefix-cache says how much there is to be";
+        return Err(Failure::new("there is no room for earlier states, so no file of them").hint(hint));
+    }
+    if path.exists() {
+        let hint = format!("name another file, or remove {}", path.display());
+        engine.load_prefixes(path).map_err(|e| Failure::from_error(&e).hint(hint))?;
+    }
+    Ok(())
 }
 
 /// Refuses a template that cannot open a conversation while nothing is loaded yet.
@@ -82,6 +134,10 @@ struct Chat {
     verbose: bool,
     engine: Engine,
     session: Session,
+    /// Where the session is kept.
+    file: Option<PathBuf>,
+    /// Where earlier states are kept.
+    prefixes: Option<PathBuf>,
     conversation: Conversation,
     tokenizer: Tokenizer,
     sampling: SamplingParams,
@@ -94,6 +150,24 @@ struct Chat {
 
 impl Chat {
     fn run(mut self, input: &mut Input) -> Outcome {
+        let talked = self.talk(input);
+        // What was said before something went wrong is kept as well.
+        let saved = self.save();
+        talked.and(saved)
+    }
+
+    fn save(&mut self) -> Outcome {
+        if let Some(file) = &self.file {
+            session::save_messages(&self.session, &self.engine, file, self.conversation.messages())?;
+        }
+        if let Some(path) = &self.prefixes {
+            self.session.clear(&mut self.engine);
+            self.engine.save_prefixes(path).map_err(|e| Failure::from_error(&e))?;
+        }
+        Ok(())
+    }
+
+    fn talk(&mut self, input: &mut Input) -> Outcome {
         if self.on_terminal {
             let context = self.engine.selected().context;
             output::aside(&format!("context {context} tokens; /help shows the commands, ^D ends"));

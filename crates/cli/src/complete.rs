@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use basert_engine::{Engine, GenerateParams, Generation, SamplingParams, generate};
+use basert_engine::{Engine, GenerateParams, Generation, SamplingParams};
 use basert_text::{DecodeStream, StopMatcher};
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt::{Interrupt, Second};
 use crate::options::PromptOptions;
 use crate::units::{rate, seconds};
-use crate::{output, selected};
+use crate::{output, selected, session};
 
 /// Runs the command.
 pub fn run(args: &CompleteArgs) -> Outcome {
@@ -26,7 +26,8 @@ pub fn run(args: &CompleteArgs) -> Outcome {
     let bundle = Bundle::open(&args.model)?;
     let recommended = bundle.recommended();
     let sampling = args.sampling.resolve(&recommended)?;
-    let prompt = prompt_ids(&args.prompt, &bundle)?;
+    let earlier = args.session.as_deref().map_or(Ok(Vec::new()), session::ids)?;
+    let prompt = prompt_ids(&args.prompt, &bundle, earlier)?;
     let stops = StopMatcher::new(&args.answer.stop).map_err(|e| Failure::from_error(&e))?;
     if !args.answer.stop.is_empty() {
         bundle.tokenizer()?;
@@ -41,6 +42,7 @@ pub fn run(args: &CompleteArgs) -> Outcome {
     let start = Instant::now();
     let (tokenizer, file) = bundle.into_parts();
     let mut engine = Engine::load(file, &options).map_err(|e| Failure::from_error(&e))?;
+    let mut session = session::open(&mut engine, args.session.as_deref())?;
     let load = start.elapsed();
     selected::show(&engine, args.verbose);
 
@@ -60,8 +62,12 @@ pub fn run(args: &CompleteArgs) -> Outcome {
     };
     let cancelled = || interrupt.requested();
     let mut answer = Answer::new(decoder, stops, &mut take, &cancelled);
-    let generation = generate(&mut engine, &prompt, &params, &mut |event| answer.on_event(event))
+    let generation = session
+        .generate(&mut engine, &prompt, &params, &mut |event| answer.on_event(event))
         .map_err(|e| Failure::from_error(&e))?;
+    if let Some(file) = &args.session {
+        session::save_ids(&session, &engine, file, &[&prompt[..], &generation.ids].concat())?;
+    }
     let reason = answer.finish(generation.finish)?;
     let end = End { text: is_text.then_some(text), reason };
 
@@ -83,11 +89,12 @@ struct End {
     reason: Reason,
 }
 
-/// The tokens that the model reads.
-fn prompt_ids(options: &PromptOptions, bundle: &Bundle) -> Outcome<Vec<u32>> {
+/// The tokens that the model reads: those of the session, and the prompt.
+fn prompt_ids(options: &PromptOptions, bundle: &Bundle, earlier: Vec<u32>) -> Outcome<Vec<u32>> {
     let source = &options.source;
+    let begins = earlier.is_empty();
     if let Some(ids) = &source.prompt_ids {
-        return Ok(ids.clone());
+        return Ok([earlier, ids.clone()].concat());
     }
     let text = match (&source.prompt, &source.prompt_file) {
         (Some(text), _) => text.clone(),
@@ -103,7 +110,8 @@ fn prompt_ids(options: &PromptOptions, bundle: &Bundle) -> Outcome<Vec<u32>> {
         conversation.ask(&text);
         conversation.prompt()?.ids
     } else {
-        bundle.tokenizer()?.encode(&text, true, true).map_err(|e| Failure::from_error(&e))?
+        let new = bundle.tokenizer()?.encode(&text, begins, true).map_err(|e| Failure::from_error(&e))?;
+        [earlier, new].concat()
     };
     if ids.is_empty() {
         let hint = "this model has no begin-of-sequence token to start from; give at least one character";
@@ -136,6 +144,7 @@ fn no_room(prompt: usize, context: usize) -> Failure {
 /// Speed, and why the answer ended where that is not obvious.
 fn summarise(args: &CompleteArgs, generation: &Generation, reason: Reason, context: usize) {
     let (prompt, answer) = (generation.prompt_tokens, generation.ids.len());
+    let read = prompt - generation.kept_tokens;
     let cut = reason == Reason::Length && args.answer.max_tokens != Some(answer);
     if cut {
         output::note(&format!(
@@ -146,8 +155,8 @@ fn summarise(args: &CompleteArgs, generation: &Generation, reason: Reason, conte
         let speed =
             |tokens, time: Duration| format!("{} ({:.1} tokens/s)", seconds(time), rate(tokens, time));
         output::say(&format!(
-            "prompt {prompt} tokens in {}, answer {answer} tokens in {}",
-            speed(prompt, generation.prefill),
+            "prompt {read} tokens in {}, answer {answer} tokens in {}",
+            speed(read, generation.prefill),
             speed(decoded(generation), generation.decode),
         ));
     }
@@ -169,8 +178,9 @@ fn report(
         "timings": {
             "load_s": load.as_secs_f64(),
             "prompt_tokens": generation.prompt_tokens,
+            "kept_tokens": generation.kept_tokens,
             "prefill_s": generation.prefill.as_secs_f64(),
-            "prefill_tokens_per_s": rate(generation.prompt_tokens, generation.prefill),
+            "prefill_tokens_per_s": rate(generation.prompt_tokens - generation.kept_tokens, generation.prefill),
             "first_token_s": generation.first_token.as_secs_f64(),
             "generated_tokens": generation.ids.len(),
             "decode_s": generation.decode.as_secs_f64(),

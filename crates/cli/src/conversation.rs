@@ -59,6 +59,26 @@ impl Conversation {
         Conversation { tokenizer, template, kwargs, opening: messages.len(), messages }
     }
 
+    /// What was said so far.
+    pub fn messages(&self) -> &[Value] {
+        &self.messages
+    }
+
+    /// Goes on from what was said earlier. Where this conversation has a system message, it must be the same.
+    ///
+    /// # Errors
+    /// A system message that differs.
+    pub fn restore(&mut self, messages: Vec<Value>) -> Outcome {
+        if !messages.starts_with(&self.messages) {
+            let hint = "leave out --system, or name another file";
+            return Err(Failure::new("the session began with another system message").hint(hint));
+        }
+        let is_system = |message: &&Value| message["role"] == "system";
+        self.opening = messages.iter().take_while(is_system).count();
+        self.messages = messages;
+        Ok(())
+    }
+
     /// The user says something.
     pub fn ask(&mut self, text: &str) {
         self.messages.push(json!({"role": "user", "content": text}));

@@ -1,8 +1,7 @@
 //! The `basert` command: arguments in, words out, no logic of its own.
 //!
-//! One module per command (`convert`, `export`, `profiles`, `verify`, `inspect`, `chat`, `complete`, `eval`, `bench`,
-//! `profile`).
-//! `args` and `options` say what can be typed,
+//! One module per command (`convert`, `export`, `profiles`, `verify`, `inspect`, `chat`, `complete`, `eval`, `plan`, `bench`,
+//! `profile`). `args` and `options` say what can be typed,
 //! `output` is the only place that writes to the terminal, `failure` is how a command ends badly. Exit status: 0
 //! when all is well, 1 on an error, 2 on wrong usage, 128 and the number of a signal that ended it (130 after ^C).
 
@@ -24,11 +23,13 @@ mod locate;
 mod options;
 mod output;
 mod place;
+mod plan;
 mod profile;
 mod profiles;
 mod progress;
 mod schedule;
 mod selected;
+mod session;
 mod svg;
 mod table;
 mod units;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => chat::run(&args),
         Command::Complete(args) => complete::run(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Profile(args) => profile::run(&args),
     });

@@ -115,6 +115,11 @@ impl KvOptions {
         self.typed
     }
 
+    /// The types that were given, or the default.
+    pub fn types(&self) -> KvTypes {
+        self.choice
+    }
+
     /// The types `with_kv`, or the one that was given where there are none.
     ///
     /// # Errors
@@ -397,6 +402,17 @@ pub fn positive(s: &str) -> Result<usize, String> {
         Ok(0) | Err(_) => Err("must be a whole number of at least 1".to_string()),
         Ok(n) => Ok(n),
     }
+}
+
+/// A number of bytes, with a unit or without.
+pub fn size(s: &str) -> Result<u64, String> {
+    crate::units::parse_bytes(s)
+        .ok_or_else(|| format!("'{s}' is not a size such as 16GiB, 512MiB or 1000000"))
+}
+
+/// A size, or 0 for none.
+pub fn room(s: &str) -> Result<u64, String> {
+    if s == "0" { Ok(0) } else { size(s) }
 }
 
 /// A stop string; an empty one would stop before the first token.

@@ -1,6 +1,6 @@
 //! What was selected at load: shown by `-v` and part of every `--json` result of a running model.
 
-use basert_engine::{Engine, Selected};
+use basert_engine::{Engine, MemoryPlan, Selected};
 use serde_json::{Value, json};
 
 use crate::units::{bytes, count};
@@ -32,15 +32,8 @@ fn lines(engine: &Engine) -> Vec<(&'static str, String)> {
     }
     lines.push(("kv cache", kv_cache(engine.selected())));
     lines.push(("context", format!("{context} tokens")));
-    let parts = [
-        ("weights (mapped)", memory.weights_mapped),
-        ("weights (decoded)", memory.weights_decoded),
-        ("KV", memory.kv),
-        ("state", memory.state),
-        ("workspace", memory.workspace),
-    ];
-    let parts: Vec<String> =
-        parts.iter().filter(|p| p.1 > 0).map(|(name, n)| format!("{name} {}", bytes(*n))).collect();
+    let parts = memory.parts().into_iter().filter(|part| part.1 > 0);
+    let parts: Vec<String> = parts.map(|(name, n)| format!("{name} {}", bytes(n))).collect();
     lines.push(("memory", format!("{} = {}", bytes(memory.total()), parts.join(" + "))));
     lines
 }
@@ -75,14 +68,24 @@ pub fn to_json(selected: &Selected) -> Value {
         "state_bytes_per_sequence": state_bytes,
         "context": context,
         "page_tokens": page_tokens,
-        "memory": {
-            "weights_mapped": memory.weights_mapped,
-            "weights_decoded": memory.weights_decoded,
-            "kv": memory.kv,
-            "state": memory.state,
-            "workspace": memory.workspace,
-            "total": memory.total(),
-        },
+        "memory": memory_json(memory),
         "notes": notes,
+    })
+}
+
+/// A memory plan for scripts.
+pub fn memory_json(memory: &MemoryPlan) -> Value {
+    json!({
+        "weights_mapped": memory.weights_mapped,
+        "weights_decoded": memory.weights_decoded,
+        "kv": memory.kv,
+        "kv_keys": memory.kv_keys,
+        "kv_values": memory.kv - memory.kv_keys,
+        "state": memory.state,
+        "prefix_kv": memory.prefix_kv,
+        "snapshots": memory.snapshots,
+        "workspace": memory.workspace,
+        "logits": memory.logits,
+        "total": memory.total(),
     })
 }

@@ -19,6 +19,30 @@ pub fn bytes(n: u64) -> String {
     format!("{value:.decimals$} {}", UNITS[unit])
 }
 
+/// A size as people write it: bytes, or with a binary unit (`K`, `KiB`, …, `TiB`) or a decimal one (`KB`, …, `TB`).
+/// `None` for anything else, and for zero.
+pub fn parse_bytes(text: &str) -> Option<u64> {
+    let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor: u64 = match unit.trim_start().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        _ => return None,
+    };
+    let bytes = match number.parse::<u64>() {
+        Ok(whole) => whole.checked_mul(factor)?,
+        Err(_) => (number.parse::<f64>().ok()? * factor as f64) as u64,
+    };
+    (bytes > 0).then_some(bytes)
+}
+
 /// Seconds with the digits that matter: `0.032 s`, `4.1 s`, `95 s`.
 pub fn seconds(d: Duration) -> String {
     let s = d.as_secs_f64();
@@ -58,6 +82,27 @@ mod tests {
         ];
         for (n, expected) in cases {
             assert_eq!(bytes(n), expected, "{n}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_binary_and_decimal_units_or_none() {
+        let cases = [
+            ("17", Some(17)),
+            ("16GiB", Some(16 << 30)),
+            ("16G", Some(16 << 30)),
+            ("16 gb", Some(16_000_000_000)),
+            ("1.5MiB", Some(3 << 19)),
+            ("0", None),
+            ("", None),
+            ("GiB", None),
+            ("-1", None),
+            ("1.2.3K", None),
+            ("5 pounds", None),
+            ("99999999999TiB", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(parse_bytes(text), expected, "{text}");
         }
     }
 

@@ -5,12 +5,18 @@
 //! page in every layer. "Contiguous" is a pool whose page is the whole context. A recurrent layer owns
 //! a slice of the sequence's state vector: the f32 delta state, then the convolution's last inputs.
 
-use basert_kernels::{Buffer, KvGeometry};
+use std::ops::Range;
+use std::path::Path;
+
+use basert_kernels::{Buffer, KvDtype, KvGeometry};
 use basert_model::plan::StateBytes;
 use basert_model::{LayerSpec, Mixer};
 
 use crate::EngineError;
 use crate::kv::{KvPools, KvTypes};
+use crate::pages::Pages;
+use crate::prefix::{Hit, Prefix, PrefixCache, PrefixFile, PrefixStats};
+use crate::state_file::Fingerprint;
 
 /// A live sequence of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,6 +27,52 @@ pub(crate) struct KvLayer {
     pub geometry: KvGeometry,
     pub k: Buffer,
     pub v: Buffer,
+}
+
+impl KvLayer {
+    /// The two pools, to be read page by page: bytes of a page, of K and of V.
+    fn side_bytes(&self) -> (usize, usize) {
+        (self.geometry.page_bytes(self.geometry.k), self.geometry.page_bytes(self.geometry.v))
+    }
+
+    /// Bytes of a page's keys and values.
+    pub fn page_bytes(&self) -> u64 {
+        let (k, v) = self.side_bytes();
+        (k + v) as u64
+    }
+
+    /// Bytes of one token's keys and values.
+    pub fn token_bytes(&self) -> u64 {
+        self.page_bytes() / self.geometry.page_tokens as u64
+    }
+
+    /// A page's keys and values.
+    pub fn page(&self, page: u32) -> (&[u8], &[u8]) {
+        let ((k, v), page) = (self.side_bytes(), page as usize);
+        (&self.k.as_bytes()[page * k..(page + 1) * k], &self.v.as_bytes()[page * v..(page + 1) * v])
+    }
+
+    /// The same, to write.
+    pub fn page_mut(&mut self, page: u32) -> (&mut [u8], &mut [u8]) {
+        let ((k, v), page) = (self.side_bytes(), page as usize);
+        let keys = &mut self.k.as_bytes_mut()[page * k..(page + 1) * k];
+        (keys, &mut self.v.as_bytes_mut()[page * v..(page + 1) * v])
+    }
+
+    /// Where the first `tokens` positions of `pages` lie in the pool of type `dtype`: head by head in order of position, so
+    /// that their bytes in this order do not depend on the page.
+    pub fn runs(&self, dtype: KvDtype, pages: &[u32], tokens: usize) -> Vec<Range<usize>> {
+        let KvGeometry { kv_heads, page_tokens, .. } = self.geometry;
+        let row = self.geometry.page_bytes(dtype) / (kv_heads * page_tokens);
+        let whole = pages[..tokens.div_ceil(page_tokens)].iter().enumerate();
+        let run = |head: usize, index: usize, page: u32| {
+            let rows = page_tokens.min(tokens - index * page_tokens);
+            let start = (page as usize * kv_heads + head) * page_tokens * row;
+            start..start + rows * row
+        };
+        let of_head = |head| whole.clone().map(move |(index, &page)| run(head, index, page));
+        (0..kv_heads).flat_map(of_head).collect()
+    }
 }
 
 /// One sequence's place in the caches.
@@ -70,6 +122,10 @@ pub(crate) struct CacheSizes {
     pub context: usize,
     pub page_tokens: usize,
     pub sequences: usize,
+    /// Pages beside those of the sequences, for prefixes that outlive theirs.
+    pub cached_pages: usize,
+    /// Snapshots of states at their ends.
+    pub snapshots: usize,
 }
 
 impl CacheSizes {
@@ -79,8 +135,13 @@ impl CacheSizes {
     }
 
     /// Pages of all sequences; saturating.
-    fn pages(&self) -> usize {
+    pub fn sequence_pages(&self) -> usize {
         self.pages_per_sequence().saturating_mul(self.sequences)
+    }
+
+    /// Pages of the pools. Sequences share pages with kept prefixes, so there are always enough.
+    pub fn pages(&self) -> usize {
+        self.sequence_pages().saturating_add(self.cached_pages)
     }
 
     /// Page ids are 32-bit.
@@ -108,7 +169,8 @@ pub(crate) struct Caches {
     pub layers: Vec<LayerCache>,
     pub kv: Vec<KvLayer>,
     sequences: Vec<Option<Sequence>>,
-    free_pages: Vec<u32>,
+    pages: Pages,
+    prefix: Option<PrefixCache>,
     /// f32 elements of one sequence's recurrent state.
     pub state_len: usize,
     sizes: CacheSizes,
@@ -124,13 +186,17 @@ impl Caches {
             layers: Vec::with_capacity(layers.len()),
             kv: Vec::new(),
             sequences: (0..sizes.sequences).map(|_| None).collect(),
-            free_pages: (0..sizes.pages() as u32).rev().collect(),
+            pages: Pages::new(sizes.pages()),
+            prefix: None,
             state_len: 0,
             sizes,
         };
         for layer in layers {
             caches.add_layer(layer)?;
         }
+        let CacheSizes { page_tokens, cached_pages, snapshots, .. } = sizes;
+        caches.prefix = (cached_pages > 0)
+            .then(|| PrefixCache::new(page_tokens, cached_pages, snapshots, caches.state_len));
         Ok(caches)
     }
 
@@ -170,20 +236,125 @@ impl Caches {
 
     /// A new empty sequence.
     pub fn open(&mut self) -> Result<SequenceId, EngineError> {
+        self.open_at(&Hit::default())
+    }
+
+    /// A new sequence that holds as much of `prompt` as is known, at most all but its last token.
+    pub fn open_after(&mut self, namespace: &str, prompt: &[u32]) -> Result<(SequenceId, Hit), EngineError> {
+        if self.sequences.iter().all(Option::is_some) {
+            return Err(EngineError::NoFreeSequence(self.sequences.len()));
+        }
+        let find = |prefix: &mut PrefixCache| prefix.find(namespace, prompt);
+        let hit = self.prefix.as_mut().map(find).unwrap_or_default();
+        Ok((self.open_at(&hit)?, hit))
+    }
+
+    fn open_at(&mut self, hit: &Hit) -> Result<SequenceId, EngineError> {
         let free = self.sequences.iter().position(Option::is_none);
         let index = free.ok_or(EngineError::NoFreeSequence(self.sequences.len()))?;
-        self.sequences[index] = Some(Sequence {
+        let mut sequence = Sequence {
             pages: Vec::with_capacity(self.sizes.pages_per_sequence()),
-            position: 0,
+            position: hit.tokens,
             state: vec![0.0; self.state_len],
-        });
+        };
+        sequence.pages.extend_from_slice(&hit.pages);
+        hit.pages.iter().for_each(|&page| self.pages.hold(page));
+        if let Some((prefix, snapshot)) = self.prefix.as_ref().zip(hit.snapshot) {
+            sequence.state.copy_from_slice(prefix.state(snapshot));
+        }
+        self.sequences[index] = Some(sequence);
         Ok(SequenceId(index))
+    }
+
+    /// Keeps the whole pages of a sequence that has run `tokens` for others. False if nothing was kept: there is no room, or
+    /// there is a recurrent state and it is not that of a page's end.
+    pub fn keep(&mut self, id: SequenceId, prefix: Prefix<'_>) -> Result<bool, EngineError> {
+        let sequence =
+            self.sequences.get(id.0).and_then(Option::as_ref).ok_or(EngineError::Sequence(id.0))?;
+        let Some(cache) = &mut self.prefix else { return Ok(false) };
+        let (page, tokens) = (self.sizes.page_tokens, prefix.tokens.len());
+        if tokens != sequence.position {
+            return Err(EngineError::Prefix { given: tokens, run: sequence.position });
+        }
+        let whole = tokens / page;
+        if whole == 0 || (cache.is_stateful() && !tokens.is_multiple_of(page)) {
+            return Ok(false);
+        }
+        let prefix = Prefix {
+            tokens: &prefix.tokens[..whole * page],
+            pages: &sequence.pages[..whole],
+            state: &sequence.state,
+            ..prefix
+        };
+        Ok(cache.keep(&mut self.pages, &prefix))
+    }
+
+    /// The prefix cache, if there is one.
+    pub fn prefix(&self) -> Option<&PrefixCache> {
+        self.prefix.as_ref()
+    }
+
+    /// Forgets all kept prefixes.
+    pub fn clear_prefixes(&mut self) {
+        if let Some(prefix) = &mut self.prefix {
+            prefix.clear(&mut self.pages);
+        }
+    }
+
+    /// Writes the kept prefixes to a file.
+    pub fn save_prefixes(&self, path: &Path, fingerprint: Fingerprint) -> Result<PrefixFile, EngineError> {
+        match &self.prefix {
+            Some(prefix) => prefix.save(path, fingerprint, &self.kv),
+            None => Ok(PrefixFile::default()),
+        }
+    }
+
+    /// Takes in the prefixes of a file.
+    pub fn load_prefixes(
+        &mut self,
+        path: &Path,
+        fingerprint: &Fingerprint,
+    ) -> Result<PrefixFile, EngineError> {
+        match &mut self.prefix {
+            Some(prefix) => prefix.load(path, fingerprint, &mut self.pages, &mut self.kv),
+            None => Ok(PrefixFile::default()),
+        }
+    }
+
+    /// Counters of the prefix cache.
+    pub fn prefix_stats(&self) -> Option<PrefixStats> {
+        let page = self.kv.iter().map(KvLayer::page_bytes).sum();
+        Some(self.prefix.as_ref()?.stats(page, (self.state_len * size_of::<f32>()) as u64))
+    }
+
+    /// Bytes of all snapshots that were allocated.
+    #[cfg(test)]
+    pub fn snapshot_bytes(&self) -> u64 {
+        self.prefix.as_ref().map_or(0, PrefixCache::snapshot_bytes)
+    }
+
+    /// Checks that everything that holds pages is known, and that the prefix cache agrees with itself.
+    pub fn check_integrity(&self) -> Result<(), EngineError> {
+        let sequences = self.sequences.iter().flatten();
+        let of_sequences = sequences.clone().flat_map(|sequence| sequence.pages.iter().copied());
+        let of_prefixes = self.prefix.iter().flat_map(PrefixCache::held);
+        let check = || {
+            self.pages.check(of_sequences.chain(of_prefixes))?;
+            self.prefix.as_ref().map_or(Ok(()), PrefixCache::check)?;
+            let short = |s: &Sequence| s.pages.len() * self.sizes.page_tokens < s.position;
+            if sequences.clone().any(short) {
+                Err("a sequence is longer than its pages".to_owned())
+            } else {
+                Ok(())
+            }
+        };
+        check().map_err(EngineError::Integrity)
     }
 
     /// Gives a sequence's pages back. Unknown ids are a no-op.
     pub fn close(&mut self, id: SequenceId) {
         if let Some(sequence) = self.sequences.get_mut(id.0).and_then(Option::take) {
-            self.free_pages.extend(sequence.pages.iter().rev());
+            sequence.pages.iter().rev().for_each(|&page| self.pages.release(page));
         }
     }
 
@@ -194,15 +365,15 @@ impl Caches {
 
     /// Makes room for `tokens` more positions. On an error nothing has changed.
     pub fn reserve(&mut self, id: SequenceId, tokens: usize) -> Result<(), EngineError> {
-        let Caches { sequences, free_pages, sizes, .. } = self;
+        let Caches { sequences, pages, sizes, .. } = self;
         let sequence = sequences.get_mut(id.0).and_then(Option::as_mut).ok_or(EngineError::Sequence(id.0))?;
         let needed = sequence.position + tokens;
         if needed > sizes.context {
             return Err(EngineError::ContextFull { needed, context: sizes.context });
         }
-        // The pool holds every sequence at full context, so the free list cannot run dry here.
+        // The pools hold every sequence at full context beside all kept prefixes, so there is a free page.
         while sequence.pages.len() * sizes.page_tokens < needed {
-            let page = free_pages.pop().ok_or(EngineError::ContextFull { needed, context: sizes.context })?;
+            let page = pages.take().ok_or(EngineError::ContextFull { needed, context: sizes.context })?;
             sequence.pages.push(page);
         }
         Ok(())

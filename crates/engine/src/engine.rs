@@ -7,25 +7,16 @@ use basert_kernels::{Cpu, Isa, default_threads};
 use basert_model::{Arch, Config, Mixer, ModelSpec};
 
 use crate::EngineError;
-use crate::cache::{CacheSizes, Caches, LayerCache, SequenceId};
+use crate::cache::{Caches, LayerCache, SequenceId};
 use crate::forward::{Context, Span};
 use crate::kv::{KvPools, KvTypes};
-use crate::plan::{MemoryPlan, available_memory};
+use crate::plan::MemoryPlan;
 use crate::rope::Frequencies;
-use crate::tensor::{Decoding, Tensors, decoded_because};
+use crate::sizing::{MAX_THREADS, Sizing, WeightBytes, decoded_fit, step_limits, within};
+use crate::tensor::{Decoding, Tensors};
 use crate::trace::Trace;
 use crate::weights::Weights;
 use crate::workspace::Workspace;
-
-/// Context of a model that declares none, in tokens.
-const DEFAULT_CONTEXT: usize = 4096;
-/// Pages hold whole attention tiles of this many positions.
-pub(crate) const TILE: usize = 32;
-/// Bounds of options, far above any use, that keep sizes inside 64 bits.
-const MAX_CONTEXT: usize = 1 << 31;
-const MAX_SEQUENCES: usize = 1 << 12;
-const MAX_THREADS: usize = 1 << 10;
-const MAX_STEP: usize = 1 << 20;
 
 /// How to load a model. `None` means the documented default.
 #[derive(Clone, Debug)]
@@ -42,6 +33,9 @@ pub struct Options {
     pub page_tokens: Option<usize>,
     /// Sequences that can be live at once.
     pub sequences: usize,
+    /// Bytes for prefixes that are kept from one sequence to the next; 0 keeps none. With it, a page that no one chose has 64
+    /// tokens.
+    pub prefix_cache: u64,
     /// Most tokens in one step.
     pub step_tokens: usize,
     /// Most rows of logits in one step.
@@ -62,6 +56,7 @@ impl Default for Options {
             context: None,
             page_tokens: None,
             sequences: 1,
+            prefix_cache: 0,
             step_tokens: 512,
             logit_rows: 1,
             dequantize: false,
@@ -147,16 +142,16 @@ pub struct RecurrentState<'a> {
 /// A loaded model with its caches.
 pub struct Engine {
     cpu: Cpu,
-    file: BaseFile,
+    pub(crate) file: BaseFile,
     spec: ModelSpec,
     weights: Weights,
     rope: Option<Frequencies>,
-    caches: Caches,
+    pub(crate) caches: Caches,
     work: Workspace,
     tokens: Vec<u32>,
     spans: Vec<Span>,
-    options: Options,
-    selected: Selected,
+    pub(crate) options: Options,
+    pub(crate) selected: Selected,
 }
 
 impl Engine {
@@ -180,14 +175,13 @@ impl Engine {
         let cpu = Cpu::new(isa, options.threads.unwrap_or_else(default_threads))?;
 
         let mut notes = bound.notes;
-        let sizes = cache_sizes(&spec, options, &mut notes)?;
+        let sizing = Sizing::new(&spec, options)?;
+        let sizes = sizing.choose(&mut notes)?;
+        let decoded = bound.decoded_bytes as u64;
+        let memory =
+            sizing.plan(sizes.context, WeightBytes { decoded, ..WeightBytes::of(&file, options) })?;
         let (step_tokens, logit_rows) = step_limits(options, sizes.context);
         let options = Options { step_tokens, logit_rows, ..options.clone() };
-        let memory = MemoryPlan {
-            weights_mapped: file.tensors().map(|t| t.data.len() as u64).sum(),
-            weights_decoded: bound.decoded_bytes as u64,
-            ..MemoryPlan::of(&spec, &sizes, options.step_tokens, options.logit_rows)
-        };
         let caches = Caches::new(&spec.layers, sizes)?;
         let selected = Selected {
             isa: cpu.isa(),
@@ -390,18 +384,6 @@ fn model_spec(file: &BaseFile) -> Result<ModelSpec, EngineError> {
     Ok(spec)
 }
 
-/// Whether the matrices that have to be decoded to f32 fit into half of the free memory.
-fn decoded_fit(file: &BaseFile, options: &Options) -> bool {
-    let bytes = file.tensors().map(|tensor| {
-        let cols = tensor.shape.last().map_or(1, |&cols| cols as usize);
-        let elements: u64 = tensor.shape.iter().product();
-        let decoded = decoded_because(tensor.encoding, cols, options.dequantize).is_some();
-        if decoded { elements.saturating_mul(size_of::<f32>() as u64) } else { 0 }
-    });
-    let bytes = bytes.fold(0, u64::saturating_add);
-    bytes == 0 || available_memory().is_none_or(|free| bytes <= free / 2)
-}
-
 /// Files that need more than this engine does, or that hold too little to be run.
 fn refuse_unrunnable(file: &BaseFile) -> Result<(), EngineError> {
     let refuse = |reason: String| Err(EngineError::Refused { path: file.path().to_path_buf(), reason });
@@ -460,76 +442,4 @@ pub(crate) fn frequencies(spec: &ModelSpec, weights: &Weights) -> Option<Frequen
         Mixer::Attention(a) => Some(Frequencies::new(&a.rope, weights.rope_divisors.as_deref())),
         Mixer::GatedDelta(_) => None,
     })
-}
-
-/// Largest step and logit rows for a context. A step never has more rows than there are positions, and its size never
-/// changes a result.
-fn step_limits(options: &Options, context: usize) -> (usize, usize) {
-    let positions = context.saturating_mul(options.sequences);
-    let step_tokens = options.step_tokens.clamp(1, positions.min(MAX_STEP));
-    (step_tokens, options.logit_rows.clamp(1, step_tokens))
-}
-
-/// Checks an option that counts something.
-fn within(option: &'static str, value: Option<usize>, max: usize) -> Result<(), EngineError> {
-    match value {
-        Some(value) if value == 0 || value > max => {
-            Err(EngineError::Option { option, reason: format!("{value} is not between 1 and {max}") })
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Context and page size, checked against the model and the machine.
-fn cache_sizes(
-    spec: &ModelSpec,
-    options: &Options,
-    notes: &mut Vec<String>,
-) -> Result<CacheSizes, EngineError> {
-    let page = options.page_tokens;
-    if let Some(page) = page.filter(|p| *p == 0 || p % TILE != 0) {
-        let reason = format!("{page} tokens is not a positive multiple of {TILE}");
-        return Err(EngineError::Option { option: "page size", reason });
-    }
-    within("page size", page, MAX_CONTEXT)?;
-    within("sequences", Some(options.sequences), MAX_SEQUENCES)?;
-    within("context", options.context, MAX_CONTEXT)?;
-    let sized = |context: usize| CacheSizes {
-        kv: options.kv,
-        context,
-        page_tokens: page.unwrap_or(context.next_multiple_of(TILE)),
-        sequences: options.sequences,
-    };
-    let bytes = |context| {
-        let (step_tokens, logit_rows) = step_limits(options, context);
-        MemoryPlan::of(spec, &sized(context), step_tokens, logit_rows).total()
-    };
-    let available = available_memory();
-    if let Some(context) = options.context {
-        if !sized(context).pages_have_ids() {
-            let reason =
-                format!("{context} tokens in pages of {} need too many pages", sized(context).page_tokens);
-            return Err(EngineError::Option { option: "context", reason });
-        }
-        return match available.filter(|&free| bytes(context) > free) {
-            None => Ok(sized(context)),
-            Some(free) => Err(EngineError::Option {
-                option: "context",
-                reason: format!(
-                    "{context} tokens need {} MiB of cache and workspace, but {} MiB are free",
-                    bytes(context) >> 20,
-                    free >> 20
-                ),
-            }),
-        };
-    }
-    let full = spec.max_context.unwrap_or(DEFAULT_CONTEXT);
-    let mut context = full;
-    while context > TILE && available.is_some_and(|free| bytes(context) > free / 2) {
-        context /= 2;
-    }
-    if context < full {
-        notes.push(format!("context shortened from {full} to {context} tokens to fit half the free memory"));
-    }
-    Ok(sized(context))
 }

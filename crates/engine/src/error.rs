@@ -128,6 +128,25 @@ pub enum EngineError {
     /// A sequence id that is not live, or that appears twice in one step.
     #[error("sequence {0} is not live or appears twice in the step")]
     Sequence(usize),
+    /// Tokens that are not those that a sequence has run.
+    #[error("{given} tokens were named, but the sequence has run {run}")]
+    Prefix {
+        /// Tokens named.
+        given: usize,
+        /// Tokens run.
+        run: usize,
+    },
+    /// The caches contradict themselves.
+    #[error("the caches contradict themselves: {0}; this is a bug, please report it")]
+    Integrity(String),
+    /// A file of kept prefixes or of a session that cannot be used or written.
+    #[error("{}: {reason}", path.display())]
+    StateFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// All sequence slots are taken.
     #[error("all {0} sequences are in use")]
     NoFreeSequence(usize),

@@ -2,11 +2,15 @@
 //! the last answer ended.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
+use crate::EngineError;
 use crate::engine::{Engine, TokenRun, WantLogits};
+use crate::reader::{Reader, Reuse};
 use crate::sampler::{Sampler, SamplingParams};
-use crate::{EngineError, SequenceId};
 
 /// What to generate.
 #[derive(Clone, Debug)]
@@ -85,18 +89,17 @@ pub fn generate(
 /// It belongs to the engine of its first answer, and occupies one of its sequences until [`clear`](Self::clear).
 #[derive(Debug, Default)]
 pub struct Session {
-    sequence: Option<SequenceId>,
-    /// What the sequence has run, in order.
-    tokens: Vec<u32>,
+    reader: Option<Reader>,
 }
 
 impl Session {
     /// As [`generate`], but if `prompt` goes on from the tokens that the sequence holds (the earlier prompts and answers),
-    /// only what is new is run. Otherwise the sequence is replaced by a fresh one: recurrent states cannot be rewound.
-    /// Which of the two happens cannot be seen in the answer.
+    /// only what is new is run. Otherwise the sequence is replaced, for recurrent states cannot be rewound: by one that begins
+    /// with what the engine's prefix cache holds of the prompt, if it has one. Which of it happens cannot be seen in the
+    /// answer.
     ///
     /// # Errors
-    /// As [`generate`]. What was run before the error stays in the sequence.
+    /// As [`generate`]. After an error the sequence is gone.
     pub fn generate(
         &mut self,
         engine: &mut Engine,
@@ -113,87 +116,115 @@ impl Session {
             return Err(EngineError::ContextFull { needed: prompt.len(), context });
         }
         // The last token has to be run again where nothing is new: its logits are gone.
-        if !(prompt.len() > self.tokens.len() && prompt.starts_with(&self.tokens)) {
+        if !(prompt.len() > self.tokens().len() && prompt.starts_with(self.tokens())) {
             self.clear(engine);
         }
-        let sequence = match self.sequence {
-            Some(sequence) => sequence,
-            None => *self.sequence.insert(engine.new_sequence()?),
+        let reader = match &mut self.reader {
+            Some(reader) => {
+                reader.aim(engine, prompt.len(), 0, &[]);
+                reader
+            }
+            None => self.reader.insert(Reader::open(engine, prompt, &Reuse::default())?),
         };
-        self.answer(engine, sequence, prompt, params, on_event)
+        let answered = answer(engine, reader, prompt, params, on_event);
+        if answered.is_err() {
+            reader.spoil();
+            self.clear(engine);
+        }
+        answered
     }
 
     /// Tokens that the sequence holds.
     pub fn tokens(&self) -> &[u32] {
-        &self.tokens
+        self.reader.as_ref().map_or(&[], Reader::tokens)
+    }
+
+    /// Writes what the sequence holds to a file that appears whole or not at all, together with what the caller wants to find
+    /// again; gives its bytes.
+    ///
+    /// # Errors
+    /// [`EngineError::StateFile`] from the system.
+    pub fn save(&self, engine: &Engine, path: &Path, caller: Value) -> Result<u64, EngineError> {
+        let sequence = self.reader.as_ref().map(|reader| reader.sequence);
+        engine.save_sequence(path, sequence, self.tokens(), caller)
+    }
+
+    /// The session that a file holds, and what its caller kept. It goes on exactly where it was, with any page size.
+    ///
+    /// # Errors
+    /// [`EngineError::StateFile`] if the file is damaged, or was made by another model, with other KV types or by another
+    /// arithmetic; more tokens than the context holds, and no free sequence.
+    pub fn load(engine: &mut Engine, path: &Path) -> Result<(Session, Value), EngineError> {
+        let (sequence, tokens, caller) = engine.load_sequence(path)?;
+        Ok((Session { reader: sequence.map(|sequence| Reader::resume(sequence, tokens)) }, caller))
     }
 
     /// Forgets everything and releases the sequence.
     pub fn clear(&mut self, engine: &mut Engine) {
-        self.tokens.clear();
-        if let Some(sequence) = self.sequence.take() {
-            engine.release(sequence);
+        if let Some(reader) = self.reader.take() {
+            reader.close(engine);
         }
     }
+}
 
-    fn answer(
-        &mut self,
-        engine: &mut Engine,
-        sequence: SequenceId,
-        prompt: &[u32],
-        params: &GenerateParams,
-        on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
-    ) -> Result<Generation, EngineError> {
-        let start = Instant::now();
-        let mut sampler = Sampler::new(params.sampling.clone(), prompt);
-        let chunk = params.prefill_chunk.unwrap_or(usize::MAX).clamp(1, engine.step_tokens());
-        let (kept, total) = (self.tokens.len(), prompt.len());
-        let (mut next, mut stopped) = (None, false);
-        for tokens in prompt[kept..].chunks(chunk) {
-            let done = self.tokens.len() + tokens.len();
-            let last = done == total && params.max_tokens > 0;
-            let logits = if last { WantLogits::Last } else { WantLogits::None };
-            let mut logits = engine.step(&[TokenRun { sequence, tokens, logits }])?;
-            self.tokens.extend_from_slice(tokens);
-            stopped = on_event(Event::Prefilled { done, total }).is_break();
-            if stopped {
-                break;
-            }
-            if last {
-                next = Some(sampler.sample(logits.row_mut(0))?);
-            }
-        }
-        let prefill = start.elapsed();
-        let mut generation = Generation {
-            ids: Vec::new(),
-            finish: if stopped { Finish::Stop } else { Finish::Length },
-            prompt_tokens: total,
-            kept_tokens: kept,
-            prefill,
-            first_token: prefill,
-            decode: Duration::ZERO,
-        };
-        // A context of n positions holds n - 1 fed tokens before the last sampled one.
-        while let Some(token) = next {
-            if params.eos.contains(&token) {
-                generation.finish = Finish::Stop;
-                break;
-            }
-            generation.ids.push(token);
-            if on_event(Event::Token(token)).is_break() {
-                generation.finish = Finish::Stop;
-                break;
-            }
-            let full = self.tokens.len() == engine.selected().context;
-            if generation.ids.len() >= params.max_tokens || full {
-                break;
-            }
-            let run = TokenRun { sequence, tokens: &[token], logits: WantLogits::Last };
-            let mut logits = engine.step(&[run])?;
-            self.tokens.push(token);
+/// Reads what is new in `prompt`, and answers.
+fn answer(
+    engine: &mut Engine,
+    reader: &mut Reader,
+    prompt: &[u32],
+    params: &GenerateParams,
+    on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
+) -> Result<Generation, EngineError> {
+    let start = Instant::now();
+    let mut sampler = Sampler::new(params.sampling.clone(), prompt);
+    let (kept, total) = (reader.tokens().len(), prompt.len());
+    let (mut next, mut stopped) = (None, false);
+    let most = params.prefill_chunk.unwrap_or(usize::MAX).clamp(1, engine.step_tokens());
+    while !stopped && reader.tokens().len() < total {
+        let begun = reader.tokens().len();
+        let done = total.min(reader.pause()).min(begun + most);
+        let last = done == total && params.max_tokens > 0;
+        let logits = if last { WantLogits::Last } else { WantLogits::None };
+        let run = TokenRun { sequence: reader.sequence, tokens: &prompt[begun..done], logits };
+        let mut logits = engine.step(&[run])?;
+        reader.ran(&prompt[begun..done]);
+        stopped = on_event(Event::Prefilled { done, total }).is_break();
+        if last && !stopped {
             next = Some(sampler.sample(logits.row_mut(0))?);
         }
-        generation.decode = start.elapsed() - prefill;
-        Ok(generation)
+        reader.settle(engine)?;
     }
+    let prefill = start.elapsed();
+    let mut generation = Generation {
+        ids: Vec::new(),
+        finish: if stopped { Finish::Stop } else { Finish::Length },
+        prompt_tokens: total,
+        kept_tokens: kept,
+        prefill,
+        first_token: prefill,
+        decode: Duration::ZERO,
+    };
+    // A context of n positions holds n - 1 fed tokens before the last sampled one.
+    while let Some(token) = next {
+        if params.eos.contains(&token) {
+            generation.finish = Finish::Stop;
+            break;
+        }
+        generation.ids.push(token);
+        if on_event(Event::Token(token)).is_break() {
+            generation.finish = Finish::Stop;
+            break;
+        }
+        let full = reader.tokens().len() == engine.selected().context;
+        if generation.ids.len() >= params.max_tokens || full {
+            break;
+        }
+        let run = TokenRun { sequence: reader.sequence, tokens: &[token], logits: WantLogits::Last };
+        let mut logits = engine.step(&[run])?;
+        reader.ran(&[token]);
+        next = Some(sampler.sample(logits.row_mut(0))?);
+        reader.settle(engine)?;
+    }
+    generation.decode = start.elapsed() - prefill;
+    Ok(generation)
 }

@@ -15,17 +15,39 @@ pub struct MemoryPlan {
     pub weights_decoded: u64,
     /// K and V pools of all sequences at full context.
     pub kv: u64,
+    /// The keys' part of [`kv`](Self::kv).
+    pub kv_keys: u64,
     /// Recurrent state of all sequences.
     pub state: u64,
-    /// Activations and logits of the largest step.
+    /// Pages of prefixes that outlive their sequences.
+    pub prefix_kv: u64,
+    /// Snapshots of recurrent states at the ends of such prefixes.
+    pub snapshots: u64,
+    /// Activations of the largest step.
     pub workspace: u64,
+    /// Logits of the largest step.
+    pub logits: u64,
 }
 
 impl MemoryPlan {
     /// Sum of all parts.
     pub fn total(&self) -> u64 {
-        let parts = [self.weights_mapped, self.weights_decoded, self.kv, self.state, self.workspace];
-        parts.into_iter().fold(0, u64::saturating_add)
+        self.parts().into_iter().map(|(_, bytes)| bytes).fold(0, u64::saturating_add)
+    }
+
+    /// All parts that add up to the total, with their names.
+    pub fn parts(&self) -> [(&'static str, u64); 9] {
+        [
+            ("weights (mapped)", self.weights_mapped),
+            ("weights (decoded)", self.weights_decoded),
+            ("K", self.kv_keys),
+            ("V", self.kv - self.kv_keys),
+            ("state", self.state),
+            ("prefix pages", self.prefix_kv),
+            ("snapshots", self.snapshots),
+            ("workspace", self.workspace),
+            ("logits", self.logits),
+        ]
     }
 
     /// Caches and workspace for the given sizes; weights are added by the loader.
@@ -35,14 +57,25 @@ impl MemoryPlan {
         step_tokens: usize,
         logit_rows: usize,
     ) -> MemoryPlan {
-        let pools = spec.layers.iter().filter_map(|l| sizes.pool_bytes(l));
-        let kv = pools.fold(0u64, |sum, (k, v)| sum.saturating_add(k as u64).saturating_add(v as u64));
+        let pools = spec.layers.iter().filter_map(|layer| sizes.pool_bytes(layer));
+        let pools = pools.fold((0u64, 0u64), |sum, (k, v)| {
+            (sum.0.saturating_add(k as u64), sum.1.saturating_add(v as u64))
+        });
+        // Every page is as large as any other.
+        let pages = (sizes.pages() as u64).max(1);
+        let of_sequences = |bytes: u64| bytes / pages * sizes.sequence_pages() as u64;
+        let (keys, all) = (of_sequences(pools.0), pools.0.saturating_add(pools.1));
         let state = spec.layers.iter().filter_map(CacheSizes::state_elements);
         let state: usize = state.map(|(delta, conv)| (delta + conv) * size_of::<f32>()).sum();
+        let logits = (logit_rows * spec.vocab * size_of::<f32>()) as u64;
         MemoryPlan {
-            kv,
-            state: (state * sizes.sequences) as u64,
-            workspace: Workspace::planned_bytes(spec, step_tokens, logit_rows) as u64,
+            kv: keys.saturating_add(of_sequences(pools.1)),
+            kv_keys: keys,
+            state: (state as u64).saturating_mul(sizes.sequences as u64),
+            prefix_kv: (all / pages).saturating_mul(sizes.cached_pages as u64),
+            snapshots: (state as u64).saturating_mul(sizes.snapshots as u64),
+            workspace: Workspace::planned_bytes(spec, step_tokens, logit_rows) as u64 - logits,
+            logits,
             ..MemoryPlan::default()
         }
     }
@@ -50,7 +83,7 @@ impl MemoryPlan {
 
 /// Memory that this process may still take: the smaller of what the kernel calls available and what its
 /// control group leaves. `None` where neither can be read.
-pub(crate) fn available_memory() -> Option<u64> {
+pub fn available_memory() -> Option<u64> {
     let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
         line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
@@ -113,17 +146,23 @@ mod tests {
             Moe { experts: 4, top_k: 2, intermediate: 32, shared_intermediate: Some(48), renormalise: true };
         for spec in [spec(Ffn::Dense { intermediate: 96 }), spec(Ffn::Moe(moe))] {
             for kv in pairs() {
-                for (context, page_tokens) in [(100, 128), (100, 32)] {
-                    let sizes = CacheSizes { kv, context, page_tokens, sequences: 3 };
+                for (context, page_tokens, cached_pages, snapshots) in
+                    [(100, 128, 0, 0), (100, 32, 0, 0), (100, 32, 5, 2)]
+                {
+                    let sizes =
+                        CacheSizes { kv, context, page_tokens, sequences: 3, cached_pages, snapshots };
                     let plan = MemoryPlan::of(&spec, &sizes, 48, 5);
                     let caches = Caches::new(&spec.layers, sizes).unwrap();
                     let bytes: usize = caches.kv.iter().map(|l| l.k.len() + l.v.len()).sum();
-                    assert_eq!(plan.kv, bytes as u64);
-                    assert_eq!((plan.kv, kv), (caches.pools().bytes, caches.types()));
+                    assert_eq!(plan.kv + plan.prefix_kv, bytes as u64);
+                    assert_eq!((bytes as u64, kv), (caches.pools().bytes, caches.types()));
+                    let keys: usize = caches.kv.iter().map(|l| l.k.len()).sum();
+                    assert_eq!(plan.kv_keys * sizes.pages() as u64, (keys * sizes.sequence_pages()) as u64);
+                    assert_eq!(plan.snapshots, caches.snapshot_bytes());
                     assert_eq!(caches.pools().bytes_per_token, kv.bytes_per_token(&spec));
                     assert_eq!(plan.state, (3 * caches.state_len * size_of::<f32>()) as u64);
                     let workspace = Workspace::new(&spec, 48, 5);
-                    assert_eq!(plan.workspace, workspace.allocated_bytes() as u64);
+                    assert_eq!(plan.workspace + plan.logits, workspace.allocated_bytes() as u64);
                 }
             }
         }

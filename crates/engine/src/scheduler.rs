@@ -11,10 +11,11 @@ use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
+use crate::EngineError;
 use crate::engine::{Engine, TokenRun, WantLogits};
 use crate::generate::{Finish, GenerateParams};
+use crate::reader::{Reader, Reuse};
 use crate::sampler::Sampler;
-use crate::{EngineError, SequenceId};
 
 /// What a request wants.
 #[derive(Clone, Debug)]
@@ -25,6 +26,8 @@ pub struct Request {
     pub params: GenerateParams,
     /// Log-probabilities with every token: of the token itself, and of so many of the likeliest.
     pub logprobs: Option<usize>,
+    /// What others may share of the prompt, where the engine keeps prefixes.
+    pub reuse: Reuse,
 }
 
 /// A token of an answer.
@@ -43,8 +46,10 @@ pub struct Token {
 pub enum News {
     /// So many tokens of the prompt have been run.
     Prefilled {
-        /// Tokens run.
+        /// Tokens run, those that were kept from earlier prompts included.
         done: usize,
+        /// Tokens that were kept from earlier prompts.
+        cached: usize,
         /// Tokens of the prompt.
         total: usize,
     },
@@ -85,10 +90,10 @@ impl Default for Limits {
 struct Running {
     request: Request,
     client: Box<dyn Client>,
-    sequence: SequenceId,
+    reader: Reader,
     sampler: Sampler,
-    /// Tokens of the prompt that have been run.
-    prefilled: usize,
+    /// Tokens of the prompt that were kept from earlier ones.
+    cached: usize,
     /// The token that was sampled last and has not been run, once the prompt is done.
     next: Option<u32>,
     /// Tokens of the answer.
@@ -172,7 +177,7 @@ impl Scheduler {
         match engine.step(&runs) {
             Ok(mut logits) => {
                 let mut rows = 0..;
-                for (index, prompt) in shares {
+                for (index, prompt) in shares.clone() {
                     let request = &mut running[index];
                     let row = request.wants_logits(prompt.as_ref()).then(|| rows.next()).flatten();
                     let mut flow = request.read(prompt);
@@ -186,14 +191,24 @@ impl Scheduler {
             }
             Err(error) => {
                 let error = Arc::new(error);
-                for (index, _) in shares {
+                for &(index, _) in &shares {
+                    running[index].reader.spoil();
                     // It ends either way.
                     let _ = running[index].client.take(News::Failed(Arc::clone(&error)));
                     ended.push(index);
                 }
             }
         }
+        self.settle(&shares);
         self.end(ended);
+    }
+
+    /// Lets what was run be kept.
+    fn settle(&mut self, shares: &[Share]) {
+        for (index, _) in shares {
+            // Who cannot keep something reads it again.
+            let _ = self.running[*index].reader.settle(&mut self.engine);
+        }
     }
 
     fn drop_abandoned(&mut self) {
@@ -208,18 +223,13 @@ impl Scheduler {
         // Every running answer needs a token and a row of logits in every step.
         let most = self.engine.logit_rows().min(self.engine.step_tokens());
         while self.running.len() < most && !self.waiting.is_empty() {
-            let Ok(sequence) = self.engine.new_sequence() else { return };
+            let Some((request, _)) = self.waiting.front() else { return };
+            let opened = Reader::open(&mut self.engine, &request.prompt, &request.reuse);
+            let Ok(reader) = opened else { return };
             let Some((request, client)) = self.waiting.pop_front() else { return };
+            let cached = reader.tokens().len();
             let sampler = Sampler::new(request.params.sampling.clone(), &request.prompt);
-            self.running.push(Running {
-                request,
-                client,
-                sequence,
-                sampler,
-                prefilled: 0,
-                next: None,
-                answered: 0,
-            });
+            self.running.push(Running { request, client, reader, sampler, cached, next: None, answered: 0 });
         }
     }
 
@@ -235,9 +245,11 @@ impl Scheduler {
                 continue;
             }
             let most = request.request.params.prefill_chunk.unwrap_or(usize::MAX).max(1);
-            let tokens = (request.request.prompt.len() - request.prefilled).min(left).min(most);
+            let done = request.reader.tokens().len();
+            let end = request.request.prompt.len().min(request.reader.pause());
+            let tokens = (end - done).min(left).min(most);
             if tokens > 0 {
-                shares.push((index, Some(request.prefilled..request.prefilled + tokens)));
+                shares.push((index, Some(done..done + tokens)));
                 left -= tokens;
             }
         }
@@ -248,7 +260,7 @@ impl Scheduler {
     fn end(&mut self, indices: Vec<usize>) {
         for index in indices.into_iter().rev() {
             let request = self.running.remove(index);
-            self.engine.release(request.sequence);
+            request.reader.close(&mut self.engine);
         }
     }
 }
@@ -260,7 +272,7 @@ impl Running {
             None => self.next.as_slice(),
         };
         let logits = if self.wants_logits(prompt.as_ref()) { WantLogits::Last } else { WantLogits::None };
-        TokenRun { sequence: self.sequence, tokens, logits }
+        TokenRun { sequence: self.reader.sequence, tokens, logits }
     }
 
     /// Whether a token is sampled after these tokens of the prompt, or after one of the answer.
@@ -271,10 +283,13 @@ impl Running {
 
     /// Takes note of what was run. [`ControlFlow::Break`] if that ends the request.
     fn read(&mut self, prompt: Option<Range<usize>>) -> ControlFlow<()> {
-        let Some(range) = prompt else { return ControlFlow::Continue(()) };
+        let Some(range) = prompt else {
+            self.reader.ran(self.next.as_slice());
+            return ControlFlow::Continue(());
+        };
         let total = self.request.prompt.len();
-        self.prefilled = range.end;
-        self.client.take(News::Prefilled { done: range.end, total })?;
+        self.reader.ran(&self.request.prompt[range.clone()]);
+        self.client.take(News::Prefilled { done: range.end, cached: self.cached, total })?;
         if range.end == total && self.request.params.max_tokens == 0 {
             return self.finish(Finish::Length);
         }

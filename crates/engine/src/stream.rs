@@ -8,9 +8,10 @@ use basert_model::ModelSpec;
 
 use crate::EngineError;
 use crate::cache::{CacheSizes, Caches};
-use crate::engine::{TILE, frequencies};
+use crate::engine::frequencies;
 use crate::forward::{Context, Span, Watch};
 use crate::kv::KvTypes;
+use crate::sizing::TILE;
 use crate::tensor::{Decoding, TensorSource, Tensors};
 use crate::weights::Weights;
 use crate::workspace::Workspace;
@@ -53,6 +54,8 @@ pub fn stream(
         context: longest,
         page_tokens: longest.next_multiple_of(TILE),
         sequences: windows.len(),
+        cached_pages: 0,
+        snapshots: 0,
     };
     let mut caches = Caches::new(&spec.layers, sizes)?;
     let rows = if head { tokens.len() } else { 0 };

@@ -49,7 +49,7 @@ fn work(engine: &mut Engine) -> usize {
         engine.step(&[run(a, &[token], WantLogits::Last), run(b, &[token + 1], WantLogits::Last)]).unwrap();
     }
     let taken = TAKEN.load(Relaxed) - before;
-    [a, b].map(|sequence| engine.release(sequence));
+    [a, b].into_iter().for_each(|sequence| engine.release(sequence));
     taken
 }
 

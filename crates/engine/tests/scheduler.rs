@@ -7,8 +7,8 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
 use basert_engine::{
-    Client, Engine, EngineError, Finish, GenerateParams, Limits, News, Options, Request, SamplingParams,
-    Scheduler, Token, generate,
+    Client, Engine, EngineError, Finish, GenerateParams, Limits, News, Options, Request, Reuse,
+    SamplingParams, Scheduler, Token, generate,
 };
 use common::{KV_F16, converted, fixture, load_with};
 
@@ -80,7 +80,7 @@ fn requests() -> Vec<Request> {
             let sampling = SamplingParams { temperature, seed: u64::from(i), ..SamplingParams::default() };
             let max_tokens = 6 + 3 * i as usize;
             let params = GenerateParams { sampling, max_tokens, eos: vec![3, 77], prefill_chunk: None };
-            Request { prompt, params, logprobs: None }
+            Request { prompt, params, logprobs: None, reuse: Reuse::default() }
         })
         .collect()
 }
@@ -143,7 +143,12 @@ fn a_long_prompt_holds_running_answers_up_by_a_few_tokens_at_a_time() {
         prefill_chunk: None,
     };
     let (talker, reader) = (Ear::default(), Ear::default());
-    let request = |prompt, max_tokens| Request { prompt, params: params(max_tokens), logprobs: None };
+    let request = |prompt, max_tokens| Request {
+        prompt,
+        params: params(max_tokens),
+        logprobs: None,
+        reuse: Reuse::default(),
+    };
     scheduler.submit(request(vec![1, 2, 3], 40), Box::new(talker.clone())).unwrap();
     scheduler.step();
     scheduler.submit(request(vec![5; 100], 4), Box::new(reader.clone())).unwrap();

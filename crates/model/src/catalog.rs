@@ -36,6 +36,43 @@ pub struct Settled {
     pub assumptions: Vec<String>,
 }
 
+/// How far a geometry can be trusted, by what it was read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Grade {
+    /// A copy of the published configuration, or the vendor's source.
+    A,
+    /// The configuration retyped, a dump of a GGUF file, or two independent accounts that agree.
+    B,
+    /// One account: a catalog, a retyped one, a model card, documentation.
+    C,
+    /// A report of a problem.
+    D,
+}
+
+impl Grade {
+    fn of(verification: &str) -> Grade {
+        match verification {
+            "config.json copy" | "config.json page" | "vendor source" => Grade::A,
+            "config.json transcription"
+            | "two independent secondary sources"
+            | "catalog record + fixtures" => Grade::B,
+            text if text.starts_with("GGUF metadata dump") => Grade::B,
+            text if text.starts_with("issue report") => Grade::D,
+            _ => Grade::C,
+        }
+    }
+
+    /// The letter.
+    pub fn letter(self) -> &'static str {
+        match self {
+            Grade::A => "A",
+            Grade::B => "B",
+            Grade::C => "C",
+            Grade::D => "D",
+        }
+    }
+}
+
 impl Settled {
     /// Keeps the first `layers` layers.
     ///
@@ -115,6 +152,44 @@ impl<'a> Geometry<'a> {
     /// How well the entry is verified, e.g. `config.json copy`.
     pub fn verification(&self) -> &'a str {
         self.text("verification").unwrap_or_default()
+    }
+
+    /// The checkpoint's published name, e.g. `Qwen/Qwen3.5-2B`.
+    pub fn published_name(&self) -> &'a str {
+        self.text("hf_id").unwrap_or_default()
+    }
+
+    /// Family as the checkpoint spells it.
+    pub fn family(&self) -> &'a str {
+        self.text("arch").unwrap_or_default()
+    }
+
+    /// Where the facts come from, in words.
+    pub fn sources(&self) -> Vec<&'a str> {
+        let sources = self.find("source").and_then(Value::as_array);
+        sources.into_iter().flatten().filter_map(Value::as_str).collect()
+    }
+
+    /// Kinds of layers as the entry calls them, with their numbers.
+    pub fn kinds(&self) -> Vec<(String, u64)> {
+        let kinds = self.find("layers.kinds").and_then(Value::as_object);
+        let kinds = kinds.into_iter().flatten();
+        kinds.filter_map(|(kind, layers)| Some((kind.clone(), layers.as_u64()?))).collect()
+    }
+
+    /// How far the entry can be trusted.
+    pub fn grade(&self) -> Grade {
+        Grade::of(self.verification())
+    }
+
+    /// Longest context that the model declares, in tokens, if that is verified.
+    pub fn max_context(&self) -> Option<u64> {
+        self.find("max_position_embeddings").and_then(Value::as_u64)
+    }
+
+    /// Draft layers that are published with the model, each with a cache of its own when it drafts.
+    pub fn draft_layers(&self) -> Option<u64> {
+        self.find("mtp_layers").and_then(Value::as_u64)
     }
 
     /// Hyperparameters of a model of this geometry.
@@ -260,17 +335,17 @@ impl<'a> Geometry<'a> {
     }
 
     /// The value at a dotted path; null counts as absent.
-    fn find(&self, path: &str) -> Option<&'a Value> {
+    pub(crate) fn find(&self, path: &str) -> Option<&'a Value> {
         let mut parts = path.split('.');
         let first = self.facts.get(parts.next()?)?;
         parts.try_fold(first, |value, part| value.get(part)).filter(|value| !value.is_null())
     }
 
-    fn text(&self, path: &str) -> Option<&'a str> {
+    pub(crate) fn text(&self, path: &str) -> Option<&'a str> {
         self.find(path).and_then(Value::as_str)
     }
 
-    fn count(&self, path: &str) -> Result<usize, ModelError> {
+    pub(crate) fn count(&self, path: &str) -> Result<usize, ModelError> {
         self.find(path).and_then(as_count).ok_or_else(|| self.unverified(path))
     }
 

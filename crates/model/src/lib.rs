@@ -4,7 +4,8 @@
 //! - [`ModelSpec`]: the layers that follow from them, which the engine walks;
 //! - [`catalog`]: geometries of published models;
 //! - [`TensorSpec`]: every weight such a model has, by canonical name, with its shape and [`Role`];
-//! - [`plan`]: what a sequence costs in cache memory.
+//! - [`plan`] and [`footprint`]: what a sequence costs in cache memory, for models that are run here and for all others;
+//! - [`record`]: that cost as a record that can be checked.
 //!
 //! No weights, no arithmetic on weights and no file access belong here.
 
@@ -12,7 +13,9 @@ mod arch;
 pub mod catalog;
 mod config;
 mod error;
+pub mod footprint;
 pub mod plan;
+pub mod record;
 mod spec;
 mod tensors;
 

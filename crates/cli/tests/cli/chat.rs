@@ -285,3 +285,49 @@ fn an_unknown_name_lists_where_it_was_looked_for() {
     ]);
     inspect(dir.path(), "./demo", None).fails_with(&["./demo does not exist", "basert convert SOURCE"]);
 }
+
+#[test]
+fn a_conversation_goes_on_another_day() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("talk session");
+    let with_file = [&SHORT[..4], &["--session", file.to_str().unwrap()]].concat();
+    let whole = chat(toy(), &SHORT, "hi\nand now?\nbye\n").ok();
+    let first = chat(toy(), &with_file, "hi\n").ok();
+    let rest = chat(toy(), &with_file, "and now?\nbye\n").ok();
+    assert_eq!(first.out + &rest.out, whole.out);
+    // It is this model's, and a conversation.
+    let other = chat(toy(), &[&with_file[..], &["--system", "Be brief."]].concat(), "hi\n");
+    other.fails_with(&["another system message", "hint: leave out --system"]);
+    let text = run!("complete", toy(), "-p", "x", "-n", "1", "--session", &file);
+    text.fails_with(&["is a conversation", "hint: it goes on with: basert chat"]);
+    let types = chat(toy(), &[&with_file[..], &["--kv-type", "bf16"]].concat(), "hi\n");
+    types.fails_with(&["made with K f16 and V f16", "hint: name another file, or remove"]);
+    let nowhere = folder.path().join("no folder").join("x");
+    let said = chat(toy(), &[&SHORT[..4], &["--session", nowhere.to_str().unwrap()]].concat(), "hi\n");
+    said.fails_with(&["does not exist", "hint: mkdir -p"]);
+}
+
+#[test]
+fn earlier_states_outlive_a_run_and_change_no_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("prefixes");
+    let with_file = [&SHORT[..], &["--prefix-cache-file", file.to_str().unwrap()]].concat();
+    let long = format!("{}\n", "some words of a long message ".repeat(12));
+    let alone = chat(toy(), &SHORT, &long).ok();
+    assert!(!alone.err.contains(" kept"), "{alone:?}");
+    for time in 0..2 {
+        let said = chat(toy(), &with_file, &long).ok();
+        assert_eq!(
+            (said.out.as_str(), said.err.contains(" kept")),
+            (alone.out.as_str(), time > 0),
+            "{said:?}"
+        );
+    }
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let with_file = with_file.into_iter().filter(|word| *word != "-v").collect::<Vec<_>>();
+    chat(toy(), &with_file, &long).fails_with(&["it is damaged", "hint: name another file"]);
+    let none = chat(toy(), &[&with_file[..], &["--prefix-cache", "100"]].concat(), &long);
+    none.fails_with(&["prefix cache: 100 bytes are too few"]);
+}

@@ -442,3 +442,40 @@ fn an_interrupt_during_a_long_prompt_does_not_wait_for_its_end() {
     // Not one token of an answer.
     assert_eq!((said.code, said.out.as_str()), (Some(130), "\n"));
 }
+
+#[test]
+fn a_session_adds_to_its_text_without_reading_it_again() {
+    for model in [llama(), hybrid()] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("text");
+        let go = |prompt: &str, session: bool| {
+            let mut command = basert();
+            command.arg("complete").arg(model).args([
+                "--prompt-ids",
+                prompt,
+                "-n",
+                "6",
+                "--temp",
+                "0",
+                "--json",
+            ]);
+            command.args(["--ignore-eos", "-c", "200"]);
+            if session {
+                command.arg("--session").arg(&file);
+            }
+            Said::from(command.output().unwrap()).ok().json()
+        };
+        let first = go("1,2,3", true);
+        assert_eq!(first["timings"]["kept_tokens"], 0);
+        let second = go("9,10", true);
+        assert_eq!(second["timings"]["kept_tokens"], 8, "all but the last token, which was not run");
+        let all = second["prompt_ids"].as_array().unwrap();
+        assert_eq!(all[3..9], first["ids"].as_array().unwrap()[..]);
+        let all: Vec<String> = all.iter().map(|id| id.to_string()).collect();
+        assert_eq!(go(&all.join(","), false)["ids"], second["ids"]);
+        let bytes = std::fs::read(&file).unwrap();
+        std::fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
+        let said = run!("complete", model, "--prompt-ids", "1", "-n", "1", "--session", &file);
+        said.fails_with(&["it is damaged", "hint: name another file, or remove"]);
+    }
+}

@@ -17,6 +17,7 @@ mod help;
 mod hostile;
 mod measures;
 mod methods;
+mod plan;
 mod profile;
 mod synthetic;
 mod unfinished;

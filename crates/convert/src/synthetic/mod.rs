@@ -102,8 +102,9 @@ pub fn synthesize(
     };
     let mut tensors = Vec::new();
     for tensor in spec.tensors().into_iter().filter(|tensor| !tensor.optional) {
-        tensors.push(plan(tensor, options, &mut report)?);
+        tensors.push(plan(tensor, options, &mut report.notes)?);
     }
+    tensors.iter().for_each(|tensor| report.written.add(tensor.bytes));
     let header = header(model, options)?;
     let planned = tensors.iter().map(|tensor| tensor.planned.clone()).collect();
     let mut writer = BaseWriter::create_at(out, header, planned)?;
@@ -115,6 +116,23 @@ pub fn synthesize(
     Ok(report)
 }
 
+/// Bytes of the tensors of a model, draft layers included, where nothing is known but its geometry: as `options.target`
+/// stores them, floats as published checkpoints have them.
+///
+/// # Errors
+/// Options that make no sense, and draft layers of a model that has no attention layer.
+pub fn stored_bytes(spec: &ModelSpec, draft_layers: usize, options: &Options) -> Result<u64, ConvertError> {
+    options.check()?;
+    let options = &options.resolved(false)?;
+    let mut tensors = spec.tensors();
+    if draft_layers > 0 {
+        let draft = spec.draft_tensors(draft_layers);
+        tensors.extend(draft.map_err(|cause| ConvertError::Option(cause.to_string()))?);
+    }
+    let stored = tensors.into_iter().filter(|tensor| !tensor.optional);
+    stored.map(|tensor| Ok(plan(tensor, options, &mut Vec::new())?.bytes)).sum()
+}
+
 /// A tensor and how it is stored.
 struct Planned {
     spec: TensorSpec,
@@ -122,7 +140,7 @@ struct Planned {
     bytes: u64,
 }
 
-fn plan(spec: TensorSpec, options: &Options, report: &mut SyntheticReport) -> Result<Planned, ConvertError> {
+fn plan(spec: TensorSpec, options: &Options, notes: &mut Vec<String>) -> Result<Planned, ConvertError> {
     let recipe = Recipe::whole(&spec, 0);
     let target = options.target.dtype().or(Target::BASE_Q4.dtype());
     let encoding = match (spec.role.storage(), target) {
@@ -136,14 +154,13 @@ fn plan(spec: TensorSpec, options: &Options, report: &mut SyntheticReport) -> Re
                 if choice.fell_back {
                     let (name, width) = (&spec.name, recipe.width);
                     let stored = storage::describe(choice.encoding);
-                    report.notes.push(format!("{name}: rows of {width} do not divide; stored as {stored}"));
+                    notes.push(format!("{name}: rows of {width} do not divide; stored as {stored}"));
                 }
                 choice.encoding
             }
         },
     };
     let bytes = encoding.payload_len(recipe.elements() as u64).map_err(|cause| encode_error(&spec, cause))?;
-    report.written.add(bytes);
     let planned = storage::planned(&recipe, encoding, storage::place(&recipe));
     Ok(Planned { spec, planned, bytes })
 }

@@ -1,0 +1,191 @@
+//! `basert plan`: the numbers of a run before it, published numbers, and questions asked the other way round.
+
+use serde_json::Value;
+
+use crate::common::{converted, fixture, hybrid, llama};
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+#[test]
+fn a_run_takes_what_was_planned_to_the_byte() {
+    for model in [llama(), hybrid()] {
+        for kv in ["16", "8", "4", "84"] {
+            let planned = run!("plan", model, "--max-context", "200", "--kv-bits", kv, "--json").ok().json();
+            let done = run!(
+                "complete",
+                model,
+                "-c",
+                "200",
+                "--kv-bits",
+                kv,
+                "--prompt-ids",
+                "1,2,3",
+                "-n",
+                "1",
+                "--json"
+            );
+            // A model whose heads are no whole blocks of the type is refused by both.
+            let done = done.ok().json();
+            assert_eq!(planned["memory"], done["selected"]["memory"], "{kv}");
+            assert_eq!(planned["k_type"], done["selected"]["k_type"]);
+            assert_eq!(planned["kv_bytes_per_token"], done["selected"]["kv_bytes_per_token"]);
+        }
+    }
+}
+
+#[test]
+fn weights_of_a_checkpoint_are_those_of_its_conversion() {
+    for target in ["base-q4", "base-q8", "bf16"] {
+        let (_folder, file) = converted("qwen3-dense-tiny", target);
+        let of = |said: crate::common::Said| number(&said.ok().json()["memory"]["weights_mapped"]);
+        let expected = of(run!("plan", &file, "--json"));
+        let folder = fixture("qwen3-dense-tiny");
+        assert_eq!(of(run!("plan", &folder, "--target", target, "--json")), expected, "{target}");
+        let config = folder.join("config.json");
+        assert_eq!(of(run!("plan", &config, "--target", target, "--json")), expected, "{target}");
+    }
+}
+
+#[test]
+fn hybrids_estimated_as_full_attention() {
+    let plan = |kv: &str| {
+        run!("plan", "qwen3.5-35b-a3b", "--max-context", "262144", "--kv-bits", kv, "--json").ok().json()
+    };
+    let f16 = plan("16");
+    assert_eq!(number(&f16["kv_bytes_per_token"]), 20_480);
+    assert_eq!(number(&f16["full_stack_bytes_per_token"]), 81_920);
+    assert_eq!(f16["reduction"], 4.0);
+    assert_eq!(number(&f16["memory"]["kv"]), 5 << 30);
+    assert_eq!(number(&f16["memory"]["state"]), 65_863_680);
+    let narrow = plan("84");
+    assert_eq!(number(&narrow["memory"]["kv"]), 2_181_038_080);
+    assert_eq!(number(&narrow["memory"]["kv_keys"]), 5440 * 262_144);
+    let text = run!("plan", "qwen3.5-35b-a3b", "--max-context", "262144", "--kv-bits", "84").ok().out;
+    for words in [
+        "K q8, V q4",
+        "KV per token       8320 bytes",
+        "10 layers x 2 KV heads",
+        "4.00 times as many",
+        "state                62.8 MiB",
+        "estimated for base-q4",
+    ] {
+        assert!(text.contains(words), "no '{words}' in {text}");
+    }
+}
+
+#[test]
+fn the_largest_context_is_the_last_that_fits() {
+    let fit = |size: &str| run!("plan", "qwen3.5-4b", "--fit", size, "--json");
+    let found = fit("6GiB").ok().json();
+    let context = number(&found["context"]);
+    assert!(context > 1000 && context < 262_144, "{found}");
+    assert_eq!((&found["found"], &found["fits"]), (&"the largest context that fits".into(), &true.into()));
+    let at = |context: u64| {
+        let plan = run!("plan", "qwen3.5-4b", "--max-context", context.to_string(), "--json").ok().json();
+        number(&plan["memory"]["total"])
+    };
+    assert_eq!(at(context), number(&found["memory"]["total"]));
+    assert!(at(context) <= 6 << 30 && at(context + 1) > 6 << 30);
+    fit("100MiB").fails_with(&["nothing fits 100.0 MiB", "of it weights", "hint: "]);
+}
+
+#[test]
+fn the_widest_cache_is_found_for_a_context() {
+    let fit = |size: &str| {
+        run!("plan", "qwen3.5-35b-a3b", "--fit", size, "--max-context", "131072", "--json").ok().json()
+    };
+    let weights = number(&fit("100GiB")["memory"]["weights_mapped"]);
+    let types = [
+        ("3072MiB", "f16", "f16"),
+        ("2048MiB", "q8", "q8"),
+        ("1300MiB", "q8", "q4"),
+        ("1000MiB", "q4", "q4"),
+    ];
+    for (beside, k, v) in types {
+        let beside: u64 = beside.trim_end_matches("MiB").parse().unwrap();
+        let found = fit(&(weights + (beside << 20)).to_string());
+        assert_eq!((found["k_type"].as_str(), found["v_type"].as_str()), (Some(k), Some(v)), "{beside} MiB");
+        assert_eq!(found["fits"], true);
+    }
+    // Who names the type only wants to know whether it fits.
+    let args = ["--fit", "16GiB", "--max-context", "131072", "--kv-bits", "16", "--json"];
+    let said = run!("plan", "qwen3.5-35b-a3b", args[0], args[1], args[2], args[3], args[4], args[5], args[6]);
+    assert_eq!(said.ok().json()["fits"], false);
+}
+
+#[test]
+fn room_for_prefixes_is_part_of_the_plan() {
+    let plan = |size: &str| run!("plan", "qwen3.5-2b", "--prefix-cache", size, "--parallel", "4", "--json");
+    let memory = plan("1GiB").ok().json()["memory"].clone();
+    let (pages, states) = (number(&memory["prefix_kv"]), number(&memory["snapshots"]));
+    assert!(pages + states <= 1 << 30 && pages + states > 1020 << 20, "{memory}");
+    assert_eq!(states, 512 / 20 * 20_201_472 + 20_201_472);
+    assert_eq!(number(&memory["state"]), 4 * 20_201_472);
+    plan("1MiB").fails_with(&["prefix cache: 1048576 bytes are too few", "at least 40402944 are needed"]);
+}
+
+#[test]
+fn records_carry_derivation_and_sources() {
+    let args = ["--max-context", "131072", "--record"];
+    let record = run!("plan", "qwen3.5-35b-a3b", args[0], args[1], args[2]).ok().json();
+    assert_eq!(record["id"], "kv-efficiency/qwen3-5-35b-a3b-hybrid-kv-128k");
+    assert_eq!((&record["kv_gib"], &record["full_stack_gib"]), (&2.5.into(), &10.0.into()));
+    assert_eq!(record["reduction_vs_full_attention"], 4.0);
+    assert!(record["measured_memory_gb"].is_null());
+    assert!(record["geometry_verification"].as_str().unwrap().starts_with("A: config.json copy"));
+    assert!(!record["geometry_source"].as_array().unwrap().is_empty());
+    let own = run!("plan", hybrid(), "--record", "--kv-bits", "8").ok().json();
+    assert_eq!(own["k_format"]["block_bytes"], 34);
+    let mixed = run!("plan", "deepseek-v3", "--record", "--kv-bits", "84");
+    mixed.fails_with(&["one latent row", "hint: give one type"]);
+}
+
+#[test]
+fn the_catalog_lists_filters_and_sorts_every_geometry() {
+    let all = run!("plan", "--catalog").ok().out;
+    assert_eq!(all.lines().take_while(|line| !line.is_empty()).count(), 90, "{all}");
+    let line = |id: &str| all.lines().find(|line| line.starts_with(&format!("{id} "))).unwrap().to_owned();
+    let cells = |id: &str| line(id).split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
+    assert!(
+        cells("qwen3.5-35b-a3b").ends_with("yes A 20480 4.00 62.8 MiB 2.50 GiB"),
+        "{}",
+        cells("qwen3.5-35b-a3b")
+    );
+    assert!(cells("gemma-3-27b").ends_with("A 81920 6.20 - 10.4 GiB"), "{}", cells("gemma-3-27b"));
+    assert!(cells("granite-4.0-h-1b").contains("not verified"));
+    let json = run!("plan", "--catalog", "--filter", "hybrid", "--sort", "reduction", "--json").ok().json();
+    let models = json["models"].as_array().unwrap();
+    assert_eq!(models.len(), 29);
+    assert!(models.is_sorted_by(|a, b| a["reduction"].as_f64() >= b["reduction"].as_f64()));
+    let narrow = run!("plan", "--catalog", "--filter", "grade:a", "--filter", "mla", "--kv-bits", "84");
+    narrow.fails_with(&["no geometry has all of these texts", "left out"]);
+    run!("plan", "--catalog", "--filter", "no such model").fails_with(&["no geometry has all", "hint: "]);
+}
+
+#[test]
+fn models_that_cannot_be_run_have_a_cache_and_no_weights() {
+    let plan = run!("plan", "gemma-3-27b", "--max-context", "32768", "--json").ok().json();
+    assert_eq!(plan["runnable"], false);
+    assert_eq!(number(&plan["memory"]["kv"]), 81_920 * 32_768 + 52 * 16 * 256 * 2 * 1024);
+    assert!(plan["weights"].is_null());
+    run!("plan", "gemma-3-27b", "--fit", "8GiB")
+        .fails_with(&["need a model that can be run here", "gemma3_text"]);
+    run!("plan", "gemma-3-27b", "--target", "base-q4").fails_with(&["weights cannot be planned"]);
+}
+
+#[test]
+fn what_cannot_be_planned_is_refused_in_words() {
+    run!("plan", "no-such-model").fails_with(&["is no file, no folder", "hint: basert plan --catalog"]);
+    run!("plan", llama(), "--sort", "id").fails_with(&["belong to --catalog", "hint: "]);
+    run!("plan", llama(), "--target", "base-q4").fails_with(&["has its weights already", "hint: "]);
+    let empty = tempfile::tempdir().unwrap();
+    run!("plan", empty.path()).fails_with(&["cannot read", "config.json", "hint: "]);
+    std::fs::write(empty.path().join("config.json"), "{}").unwrap();
+    run!("plan", empty.path()).fails_with(&["config.json: "]);
+    for wrong in [["--fit", "nothing"], ["--sort", "size"], ["--max-context", "0"]] {
+        let said = run!("plan", "qwen3.5-2b", wrong[0], wrong[1]);
+        assert_eq!(said.code, Some(2), "{said:?}");
+    }
+}

@@ -1,0 +1,253 @@
+//! What options ask for, as sizes: of the cache, of a step, and of the memory that both need. Loading and planning
+//! go through here, so that what is planned is what is allocated.
+
+use basert_format::BaseFile;
+use basert_model::ModelSpec;
+
+use crate::EngineError;
+use crate::cache::CacheSizes;
+use crate::engine::Options;
+use crate::plan::{MemoryPlan, available_memory};
+use crate::tensor::decoded_because;
+
+/// Context of a model that declares none, in tokens.
+const DEFAULT_CONTEXT: usize = 4096;
+/// Pages hold whole attention tiles of this many positions.
+pub(crate) const TILE: usize = 32;
+/// Tokens of a page where prefixes are kept: what is reused ends at a page's end.
+const PREFIX_PAGE: usize = 64;
+/// Bounds of options, far above any use, that keep sizes inside 64 bits.
+const MAX_CONTEXT: usize = 1 << 31;
+const MAX_SEQUENCES: usize = 1 << 12;
+pub(crate) const MAX_THREADS: usize = 1 << 10;
+const MAX_STEP: usize = 1 << 20;
+
+/// Bytes of a model's weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WeightBytes {
+    /// Tensor payloads used from the memory map.
+    pub mapped: u64,
+    /// Matrices held as decoded f32.
+    pub decoded: u64,
+}
+
+impl WeightBytes {
+    /// Of a file that is loaded with these options.
+    pub fn of(file: &BaseFile, options: &Options) -> WeightBytes {
+        let held = !options.lean && decoded_fit(file, options);
+        WeightBytes {
+            mapped: file.tensors().map(|tensor| tensor.data.len() as u64).sum(),
+            decoded: if held { decoded_bytes(file, options) } else { 0 },
+        }
+    }
+}
+
+/// Whether the matrices that have to be decoded to f32 fit into half of the free memory.
+pub(crate) fn decoded_fit(file: &BaseFile, options: &Options) -> bool {
+    let bytes = decoded_bytes(file, options);
+    bytes == 0 || available_memory().is_none_or(|free| bytes <= free / 2)
+}
+
+/// Bytes of the matrices that have to be decoded to f32. Draft layers are not loaded.
+fn decoded_bytes(file: &BaseFile, options: &Options) -> u64 {
+    let tensors = file.tensors().filter(|tensor| !tensor.entry.name.starts_with("mtp."));
+    let bytes = tensors.map(|tensor| {
+        let cols = tensor.shape.last().map_or(1, |&cols| cols as usize);
+        let elements: u64 = tensor.shape.iter().product();
+        let decoded = decoded_because(tensor.encoding, cols, options.dequantize).is_some();
+        if decoded { elements.saturating_mul(size_of::<f32>() as u64) } else { 0 }
+    });
+    bytes.fold(0, u64::saturating_add)
+}
+
+/// The context that `options` ask for, or else the model's own.
+pub fn wanted_context(spec: &ModelSpec, options: &Options) -> usize {
+    options.context.or(spec.max_context).unwrap_or(DEFAULT_CONTEXT)
+}
+
+/// What [`Engine::load`](crate::Engine::load) allocates with these options, at [`wanted_context`].
+///
+/// # Errors
+/// Options that cannot be honoured, whatever the memory.
+pub fn memory_plan(
+    spec: &ModelSpec,
+    options: &Options,
+    weights: WeightBytes,
+) -> Result<MemoryPlan, EngineError> {
+    Sizing::new(spec, options)?.plan(wanted_context(spec, options), weights)
+}
+
+/// The smallest prefix cache that holds anything of a model, in bytes; with pages of 64 tokens unless `options` say otherwise.
+pub fn least_prefix_cache(spec: &ModelSpec, options: &Options) -> u64 {
+    let page_tokens = options.page_tokens.unwrap_or(PREFIX_PAGE);
+    Sizing { spec, options }.least_prefix_cache(page_tokens)
+}
+
+/// The largest context, of at most `most` tokens, with which everything fits into `budget` bytes; `None` where not even
+/// the smallest does.
+///
+/// # Errors
+/// As [`memory_plan`].
+pub fn largest_context(
+    spec: &ModelSpec,
+    options: &Options,
+    weights: WeightBytes,
+    budget: u64,
+    most: usize,
+) -> Result<Option<usize>, EngineError> {
+    let sizing = Sizing::new(spec, options)?;
+    let fits = |context| sizing.plan(context, weights).map(|plan| plan.total() <= budget);
+    let (mut below, mut above) = (0, most.min(MAX_CONTEXT) + 1);
+    while above - below > 1 {
+        let middle = below + (above - below) / 2;
+        if fits(middle)? { below = middle } else { above = middle }
+    }
+    Ok((below > 0).then_some(below))
+}
+
+/// Options of a model that are in their bounds.
+pub(crate) struct Sizing<'a> {
+    spec: &'a ModelSpec,
+    options: &'a Options,
+}
+
+impl<'a> Sizing<'a> {
+    /// # Errors
+    /// Options out of their bounds.
+    pub fn new(spec: &'a ModelSpec, options: &'a Options) -> Result<Sizing<'a>, EngineError> {
+        let page = options.page_tokens;
+        if let Some(page) = page.filter(|p| *p == 0 || p % TILE != 0) {
+            let reason = format!("{page} tokens is not a positive multiple of {TILE}");
+            return Err(EngineError::Option { option: "page size", reason });
+        }
+        within("page size", page, MAX_CONTEXT)?;
+        within("sequences", Some(options.sequences), MAX_SEQUENCES)?;
+        within("context", options.context, MAX_CONTEXT)?;
+        Ok(Sizing { spec, options })
+    }
+
+    /// Sizes of the cache for a context.
+    ///
+    /// # Errors
+    /// A prefix cache that is too small to hold anything, and more pages than there are ids.
+    pub fn sizes(&self, context: usize) -> Result<CacheSizes, EngineError> {
+        let page_tokens = self.page_tokens(context);
+        let (cached_pages, snapshots) = self.prefix_share(page_tokens)?;
+        let sizes = CacheSizes {
+            kv: self.options.kv,
+            context,
+            page_tokens,
+            sequences: self.options.sequences,
+            cached_pages,
+            snapshots,
+        };
+        if sizes.pages_have_ids() {
+            return Ok(sizes);
+        }
+        let reason = format!("{context} tokens in pages of {page_tokens} need too many pages");
+        Err(EngineError::Option { option: "context", reason })
+    }
+
+    /// Tokens of a page for a context.
+    fn page_tokens(&self, context: usize) -> usize {
+        let whole = context.next_multiple_of(TILE);
+        let usual = if self.options.prefix_cache > 0 { whole.min(PREFIX_PAGE) } else { whole };
+        self.options.page_tokens.unwrap_or(usual)
+    }
+
+    /// Pages and snapshots of the prefix cache. Half of it goes to the snapshots of recurrent states, if the model has any.
+    fn prefix_share(&self, page_tokens: usize) -> Result<(usize, usize), EngineError> {
+        let limit = self.options.prefix_cache;
+        let state = self.spec.state_bytes_per_sequence();
+        let page = self.options.kv.bytes_per_token(self.spec).saturating_mul(page_tokens as u64);
+        if limit == 0 {
+            return Ok((0, 0));
+        }
+        let snapshots = (limit / 2).checked_div(state).unwrap_or(0);
+        let pages = (limit - snapshots * state).checked_div(page).unwrap_or(0);
+        if pages == 0 || (state > 0 && snapshots == 0) {
+            let least = self.least_prefix_cache(page_tokens);
+            let reason = format!(
+                "{limit} bytes are too few for a page of {page_tokens} tokens ({page} bytes) and a recurrent state \
+                 ({state} bytes), which take half each; at least {least} are needed"
+            );
+            return Err(EngineError::Option { option: "prefix cache", reason });
+        }
+        Ok((usize::try_from(pages).unwrap_or(usize::MAX), usize::try_from(snapshots).unwrap_or(usize::MAX)))
+    }
+
+    /// Bytes of a prefix cache for one page and one state.
+    fn least_prefix_cache(&self, page_tokens: usize) -> u64 {
+        let state = self.spec.state_bytes_per_sequence();
+        let page = self.options.kv.bytes_per_token(self.spec).saturating_mul(page_tokens as u64);
+        if state > 0 { 2 * state.max(page) } else { page }
+    }
+
+    /// Memory for a context.
+    ///
+    /// # Errors
+    /// As [`sizes`](Self::sizes).
+    pub fn plan(&self, context: usize, weights: WeightBytes) -> Result<MemoryPlan, EngineError> {
+        let (step_tokens, logit_rows) = step_limits(self.options, context);
+        Ok(MemoryPlan {
+            weights_mapped: weights.mapped,
+            weights_decoded: weights.decoded,
+            ..MemoryPlan::of(self.spec, &self.sizes(context)?, step_tokens, logit_rows)
+        })
+    }
+
+    /// Sizes that fit the machine: the context that was asked for, or the model's own, shortened until its cache takes half
+    /// of the free memory.
+    ///
+    /// # Errors
+    /// As [`sizes`](Self::sizes), and a context that was asked for and does not fit.
+    pub fn choose(&self, notes: &mut Vec<String>) -> Result<CacheSizes, EngineError> {
+        let bytes = |context| Ok::<u64, EngineError>(self.plan(context, WeightBytes::default())?.total());
+        let available = available_memory();
+        let full = wanted_context(self.spec, self.options);
+        if self.options.context.is_some() {
+            let (sizes, needed) = (self.sizes(full)?, bytes(full)?);
+            return match available.filter(|&free| needed > free) {
+                None => Ok(sizes),
+                Some(free) => Err(EngineError::Option {
+                    option: "context",
+                    reason: format!(
+                        "{full} tokens need {} MiB of cache and workspace, but {} MiB are free",
+                        needed >> 20,
+                        free >> 20
+                    ),
+                }),
+            };
+        }
+        let mut context = full;
+        while let Some(free) = available.filter(|_| context > TILE)
+            && bytes(context)? > free / 2
+        {
+            context /= 2;
+        }
+        if context < full {
+            notes.push(format!(
+                "context shortened from {full} to {context} tokens to fit half the free memory"
+            ));
+        }
+        self.sizes(context)
+    }
+}
+
+/// Largest step and logit rows for a context. A step never has more rows than there are positions, and its size never
+/// changes a result.
+pub(crate) fn step_limits(options: &Options, context: usize) -> (usize, usize) {
+    let positions = context.saturating_mul(options.sequences);
+    let step_tokens = options.step_tokens.clamp(1, positions.min(MAX_STEP));
+    (step_tokens, options.logit_rows.clamp(1, step_tokens))
+}
+
+/// Checks an option that counts something.
+pub(crate) fn within(option: &'static str, value: Option<usize>, max: usize) -> Result<(), EngineError> {
+    match value {
+        Some(value) if value == 0 || value > max => {
+            Err(EngineError::Option { option, reason: format!("{value} is not between 1 and {max}") })
+        }
+        _ => Ok(()),
+    }
+}
