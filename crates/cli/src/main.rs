@@ -1,6 +1,6 @@
 //! The `basert` command: arguments in, words out, no logic of its own.
 //!
-//! One module per command (`convert`, `export`, `profiles`, `verify`, `inspect`, `chat`, `complete`, `eval`, `bench`).
+//! One module per command (`convert`, `export`, `profiles`, `verify`, `inspect`, `chat`, `complete`, `eval`, `bench`, `serve`).
 //! `args` and `options` say what can be typed,
 //! `output` is the only place that writes to the terminal, `failure` is how a command ends badly. Exit status: 0
 //! when all is well, 1 on an error, 2 on wrong usage, 128 and the number of a signal that ended it (130 after ^C).
@@ -27,6 +27,7 @@ mod profiles;
 mod progress;
 mod schedule;
 mod selected;
+mod serve;
 mod table;
 mod units;
 mod verify;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Command::Complete(args) => complete::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Serve(args) => serve::run(&args),
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,7 +4,8 @@ use std::process::Command;
 
 use crate::common::{Said, basert};
 
-const COMMANDS: [&str; 8] = ["convert", "export", "verify", "inspect", "chat", "complete", "eval", "bench"];
+const COMMANDS: [&str; 9] =
+    ["convert", "export", "verify", "inspect", "chat", "complete", "eval", "bench", "serve"];
 
 #[test]
 fn the_first_screen_names_every_command_and_the_first_steps() {

@@ -16,6 +16,7 @@ mod help;
 mod hostile;
 mod measures;
 mod methods;
+mod serve;
 mod synthetic;
 mod unfinished;
 mod verify;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::progress::{Progress, XmlSoFar};
 use super::value::{json_call, xml_call};
 use super::{BadCall, CallProblem, Declared, ToolCall, excerpt};
 
@@ -17,7 +18,14 @@ const END_PARAMETER: &str = "</parameter>";
 pub enum Piece {
     /// Text outside of calls; never empty.
     Text(String),
-    /// A call, or what should have been one, as soon as it is complete.
+    /// A call of a declared function has begun. Only from a [streaming](ToolParser::streaming) parser.
+    Opened {
+        /// The function.
+        name: String,
+    },
+    /// More of the JSON of the opened call's arguments. Only from a streaming parser.
+    Arguments(String),
+    /// A call, or what should have been one, as soon as it is complete. All of a good call's arguments come before it.
     Call(Result<ToolCall, BadCall>),
 }
 
@@ -40,6 +48,8 @@ pub struct ToolParser {
     /// Whether there was text, and whether there was a call.
     any_text: bool,
     any_call: bool,
+    /// What was told of the call; `None` if only complete calls are told.
+    progress: Option<Progress>,
 }
 
 /// Where in the grammar the parser is.
@@ -109,7 +119,16 @@ impl ToolParser {
             blanks: String::new(),
             any_text: false,
             any_call: false,
+            progress: None,
         }
+    }
+
+    /// A parser that also tells of calls before they are complete: [`Piece::Opened`] as soon as a declared function is named,
+    /// then [`Piece::Arguments`], which are never taken back. Joined, they are the JSON of the arguments, except that a call
+    /// which turns out bad lacks its end. Strings come as they are generated, as does all of the JSON dialect; other values
+    /// of the XML dialect come when they are complete.
+    pub fn streaming(declared: &Declared) -> Self {
+        Self { progress: Some(Progress::default()), ..Self::new(declared) }
     }
 
     /// Takes the next piece of text; returns what is decided by it.
@@ -124,6 +143,7 @@ impl ToolParser {
                 break;
             }
         }
+        self.tell_progress(&mut pieces);
         // Once per piece: moving the rest forward for every call would make many calls in one piece quadratic.
         self.buffer.drain(..self.from);
         self.from = 0;
@@ -368,7 +388,45 @@ impl ToolParser {
         pieces.push(Piece::Text(said));
     }
 
+    /// Tells what is known of the open call.
+    fn tell_progress(&mut self, pieces: &mut Vec<Piece>) {
+        let Some(mut progress) = self.progress.take() else { return };
+        match &self.state {
+            State::Json { start, .. } => progress.json(self.part(*start..self.at), &self.declared, pieces),
+            State::Between(function) | State::Key { function, .. } => {
+                progress.xml(&self.xml_so_far(function, None), &self.declared, pieces);
+            }
+            State::Value(OpenValue { function, key, start }) => {
+                let open = Some((self.part(key.clone()), self.part(*start..self.at)));
+                progress.xml(&self.xml_so_far(function, open), &self.declared, pieces);
+            }
+            State::Closing { value: OpenValue { function, key, start }, end, .. } => {
+                let open = Some((self.part(key.clone()), self.part(*start..*end)));
+                progress.xml(&self.xml_so_far(function, open), &self.declared, pieces);
+            }
+            State::Outside | State::Opened | State::Name { .. } | State::Complete(_) | State::Lost { .. } => {
+            }
+        }
+        self.progress = Some(progress);
+    }
+
+    fn xml_so_far<'t>(&'t self, function: &Function, open: Option<(&'t str, &'t str)>) -> XmlSoFar<'t> {
+        let texts =
+            |(key, value): &(Range<usize>, Range<usize>)| (self.part(key.clone()), self.part(value.clone()));
+        let parameters = function.parameters.iter().map(texts).collect();
+        XmlSoFar { name: self.part(function.name.clone()), parameters, open }
+    }
+
     fn end_call(&mut self, call: Result<ToolCall, CallProblem>, pieces: &mut Vec<Piece>) {
+        let progress = self.progress.as_mut().map(std::mem::take);
+        if let (Some(mut progress), Ok(call)) = (progress, &call) {
+            let json = self.part(0..self.at);
+            let json = json.strip_prefix(OPEN).unwrap_or(json).trim_ascii_start();
+            if json.starts_with('{') {
+                progress.json(json, &self.declared, pieces);
+            }
+            progress.complete(call, &self.declared, pieces);
+        }
         let raw = self.part(0..self.at);
         pieces.push(Piece::Call(call.map_err(|problem| BadCall { raw: raw.to_owned(), problem })));
         self.from += self.at;
