@@ -72,6 +72,7 @@ pub fn engine(slots: usize, context: usize) -> Engine {
         sequences: slots,
         logit_rows: slots + 8,
         threads: Some(1),
+        step_tokens: 64,
         ..Options::default()
     };
     Engine::open(toy(), &options).unwrap()

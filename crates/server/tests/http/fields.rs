@@ -25,7 +25,7 @@ fn every_field_is_handled_as_the_table_says() {
                 ("logprobs", Endpoint::Completions) => json!(1),
                 _ => serde_json::from_str(field.sample).unwrap(),
             };
-            if field.name == "top_logprobs" {
+            if (field.name, endpoint) == ("top_logprobs", Endpoint::Chat) {
                 request["logprobs"] = true.into();
             }
             // The script must keep to a grammar.

@@ -146,8 +146,8 @@ fn time_that_is_over_ends_a_request() {
 
 #[test]
 fn a_client_that_leaves_frees_the_engine_wherever_it_was() {
-    let server = Server::toy(2, 2048, Config::default());
-    let request = |stream: bool| json!({"prompt": vec![7; 1200], "max_tokens": 800, "stream": stream, "ignore_eos": true});
+    let server = Server::toy(2, 1024, Config::default());
+    let request = |stream: bool| json!({"prompt": vec![7; 300], "max_tokens": 500, "stream": stream, "ignore_eos": true});
     let path = "/v1/completions";
     for round in 0..3 {
         for stream in [false, true] {
