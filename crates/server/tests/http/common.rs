@@ -18,6 +18,9 @@ use basert_server::{
 use basert_text::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 
+/// How long a test waits for what must come, on a machine that has other things to do.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 /// A chat template with all that templates have: tools, calls, and a switch for thinking.
 const TEMPLATE: &str = "\
 {%- if tools %}{{- '<|im_start|>system\\nTools: ' + (tools | tojson) + '<|im_end|>\\n' }}{%- endif %}\
@@ -164,7 +167,7 @@ impl Server {
 
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
     }
 
@@ -205,7 +208,7 @@ impl Drop for Server {
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(60), "in vain: {what}");
+        assert!(start.elapsed() < PATIENCE, "in vain: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

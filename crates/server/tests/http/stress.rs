@@ -14,8 +14,8 @@ use crate::common::{Reply, Server};
 const CLIENTS: u64 = 64;
 
 fn request(kind: u64) -> Value {
-    let prompt: Vec<u64> = (0..5 + 23 * kind).map(|j| (17 * kind + 29 * j + 1) % 250).collect();
-    json!({"prompt": prompt, "max_tokens": 8 + kind, "seed": kind, "temperature": kind % 2, "ignore_eos": true,
+    let prompt: Vec<u64> = (0..3 + 9 * kind).map(|j| (17 * kind + 29 * j + 1) % 250).collect();
+    json!({"prompt": prompt, "max_tokens": 2 + kind, "seed": kind, "temperature": kind % 2, "ignore_eos": true,
         "stream": kind % 3 == 0})
 }
 
