@@ -67,7 +67,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = SERVER)]
     pub log_file: Option<PathBuf>,
 
-    /// Tokens that prompt and answer may take together; the same as --context
+    /// The same as --context
     #[arg(long, value_name = "N", value_parser = positive, conflicts_with = "context", help_heading = LIMITS)]
     pub max_context: Option<usize>,
 

@@ -139,11 +139,11 @@ impl ToolParser {
             let state = std::mem::replace(&mut self.state, State::Outside);
             let (state, more) = self.step(state, &mut pieces);
             self.state = state;
+            self.tell_progress(&mut pieces);
             if !more {
                 break;
             }
         }
-        self.tell_progress(&mut pieces);
         // Once per piece: moving the rest forward for every call would make many calls in one piece quadratic.
         self.buffer.drain(..self.from);
         self.from = 0;
@@ -177,7 +177,7 @@ impl ToolParser {
         match state {
             State::Outside => self.outside(pieces),
             State::Opened => self.opened(),
-            State::Json { start, depth, string, escaped } => self.json(start, depth, string, escaped),
+            State::Json { .. } => self.json(state, pieces),
             State::Name { start } => match self.label(&['>', '\n', '<']) {
                 Label::Open => (State::Name { start }, false),
                 Label::Closed(end) if end > start => {
@@ -254,7 +254,8 @@ impl ToolParser {
 
     /// Finds the end of a JSON object by its brackets. Outside of strings JSON has no `<`, and inside no line break, so
     /// that a bracket or quote too few does not swallow what follows the call.
-    fn json(&mut self, start: usize, mut depth: usize, mut string: bool, mut escaped: bool) -> (State, bool) {
+    fn json(&mut self, state: State, pieces: &mut Vec<Piece>) -> (State, bool) {
+        let State::Json { start, mut depth, mut string, mut escaped } = state else { return (state, false) };
         for (offset, byte) in self.rest().bytes().enumerate() {
             match byte {
                 _ if escaped => escaped = false,
@@ -262,6 +263,7 @@ impl ToolParser {
                 b'\\' if string => escaped = true,
                 b'\n' if string => {
                     self.at += offset;
+                    self.tell_json(start, pieces);
                     return lost("the end of a JSON string", self.at);
                 }
                 _ if string => {}
@@ -269,10 +271,12 @@ impl ToolParser {
                 b'}' | b']' if depth > 1 => depth -= 1,
                 b'}' | b']' => {
                     self.at += offset + 1;
+                    self.tell_json(start, pieces);
                     return (State::Complete(json_call(self.part(start..self.at))), true);
                 }
                 b'<' => {
                     self.at += offset;
+                    self.tell_json(start, pieces);
                     return lost("the end of a JSON object", self.at);
                 }
                 _ => {}
@@ -290,11 +294,8 @@ impl ToolParser {
                 if tag == PARAMETER {
                     return (State::Key { function, start: self.at }, true);
                 }
-                let texts = |(key, value): &(Range<usize>, Range<usize>)| {
-                    (self.part(key.clone()), self.part(value.clone()))
-                };
-                let parameters = function.parameters.iter().map(texts);
-                let call = xml_call(self.part(function.name.clone()), parameters, &self.declared);
+                let all = self.xml_so_far(&function, None);
+                let call = xml_call(all.name, all.parameters.into_iter(), &self.declared);
                 (State::Complete(call), true)
             }
             Ahead::Other => lost("`<parameter=` or `</function>`", self.at),
@@ -388,6 +389,13 @@ impl ToolParser {
         pieces.push(Piece::Text(said));
     }
 
+    /// Tells of a JSON call as far as it was read.
+    fn tell_json(&mut self, start: usize, pieces: &mut Vec<Piece>) {
+        let Some(mut progress) = self.progress.take() else { return };
+        progress.json(self.part(start..self.at), &self.declared, pieces);
+        self.progress = Some(progress);
+    }
+
     /// Tells what is known of the open call.
     fn tell_progress(&mut self, pieces: &mut Vec<Piece>) {
         let Some(mut progress) = self.progress.take() else { return };
@@ -419,12 +427,7 @@ impl ToolParser {
 
     fn end_call(&mut self, call: Result<ToolCall, CallProblem>, pieces: &mut Vec<Piece>) {
         let progress = self.progress.as_mut().map(std::mem::take);
-        if let (Some(mut progress), Ok(call)) = (progress, &call) {
-            let json = self.part(0..self.at);
-            let json = json.strip_prefix(OPEN).unwrap_or(json).trim_ascii_start();
-            if json.starts_with('{') {
-                progress.json(json, &self.declared, pieces);
-            }
+        if let (Some(progress), Ok(call)) = (progress, &call) {
             progress.complete(call, &self.declared, pieces);
         }
         let raw = self.part(0..self.at);
