@@ -17,12 +17,15 @@ pub(crate) struct Asked {
 /// Most characters of a grammar or a regular expression.
 const LONGEST: usize = 100_000;
 
+/// Reads the value of one field.
+type Read = fn(&Value) -> Result<Option<Grammar>, ApiError>;
+
 /// Finds the one field that asks for a grammar.
 ///
 /// # Errors
 /// Two of them, or what is wrong with one.
 pub(crate) fn read(body: &Body) -> Result<Option<Asked>, ApiError> {
-    let fields: [(&'static str, fn(&Value) -> Result<Option<Grammar>, ApiError>); 5] = [
+    let fields: [(&'static str, Read); 5] = [
         ("response_format", response_format),
         ("guided_json", |value| schema("guided_json", value).map(Some)),
         ("guided_regex", |value| text("guided_regex", value).map(|regex| Some(Grammar::Regex(regex)))),

@@ -243,7 +243,7 @@ fn the_log_has_json_lines_without_texts_and_can_be_moved_away() {
     let text = std::fs::read_to_string(&log).unwrap();
     assert!(!text.contains("secret"), "{text}");
     let answer = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let answer = answer.filter(|line| line["event"] == "answer").last().unwrap();
+    let answer = answer.rev().find(|line| line["event"] == "answer").unwrap();
     assert_eq!((answer["outcome"].as_str(), answer["finish"][0].as_str()), (Some("complete"), Some("stop")));
 }
 

@@ -7,7 +7,7 @@ use crate::common::Server;
 use crate::scripted::folded;
 
 fn ask(server: &Server, seed: u32, extra: &Value) -> (Value, String) {
-    let mut request = json!({"seed": seed, "temperature": 1, "max_tokens": 200});
+    let mut request = json!({"seed": seed, "temperature": 1, "max_tokens": 60});
     request.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     let found = server.chat(request);
     let choice = &found["choices"][0];
@@ -26,21 +26,17 @@ fn a_schema_is_kept_to_and_ends_the_answer() {
         "required": ["a", "b"], "additionalProperties": false,
     });
     let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
-    let mut complete = 0;
-    for (seed, extra) in [(1, json!({"response_format": format})), (2, json!({"guided_json": schema}))]
-        .into_iter()
-        .flat_map(|(from, extra)| (0..2).map(move |i| (10 * from + i, extra.clone())))
-    {
-        let (message, finish) = ask(&server, seed, &extra);
-        let text = message["content"].as_str().unwrap();
-        if finish == "stop" {
-            let found: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
-            assert!(found["a"].as_u64().is_some_and(|a| a < 100), "{text}");
-            assert!(found["b"] == "x" || found["b"] == "y", "{text}");
-            complete += 1;
-        }
+    for extra in [json!({"response_format": format}), json!({"guided_json": schema})] {
+        // Blanks are free in JSON, so that not every answer ends in time.
+        let whole = |(message, finish): (Value, String)| {
+            let text = message["content"].as_str().unwrap().to_owned();
+            (finish == "stop").then_some(text)
+        };
+        let text = (0..40).find_map(|seed| whole(ask(&server, seed, &extra))).unwrap();
+        let found: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+        assert!(found["a"].as_u64().is_some_and(|a| a < 100), "{text}");
+        assert!(found["b"] == "x" || found["b"] == "y", "{text}");
     }
-    assert!(complete > 0);
 }
 
 #[test]
