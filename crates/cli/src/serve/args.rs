@@ -75,7 +75,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", value_parser = positive, help_heading = LIMITS)]
     pub max_tokens: Option<usize>,
 
-    /// Answers that are made at a time [default: 4, or what --continuous-batching says]
+    /// Answers that are made at a time [default: 4]
     #[arg(
         long, value_name = "N", value_parser = positive, conflicts_with = "continuous_batching",
         help_heading = LIMITS
