@@ -5,11 +5,7 @@ mod screen;
 
 use std::path::{Path, PathBuf};
 
-use basert_engine::{
-    Engine, GenerateParams, Generation, Options, SamplingParams, Session, available_memory,
-    least_prefix_cache, wanted_context,
-};
-use basert_format::BaseFile;
+use basert_engine::{Engine, GenerateParams, Generation, SamplingParams, Session};
 use basert_text::{DecodeStream, Part, StopMatcher, ThinkSplitter, Tokenizer, opens_thinking};
 
 use crate::answer::{Answer, Reason, decode_rate, larger_context, remark_sampling, room};
@@ -60,7 +56,7 @@ pub fn run(args: &ChatArgs) -> Outcome {
     let (_, file) = bundle.into_parts();
     options.prefix_cache = match args.prefix_cache {
         Some(bytes) => bytes,
-        None => usual_prefix_cache(&file, &options),
+        None => bundle::usual_prefix_cache(&file, &options),
     };
     let mut engine = Engine::load(file, &options).map_err(|e| Failure::from_error(&e))?;
     selected::show(&engine, args.verbose);
@@ -89,22 +85,6 @@ pub fn run(args: &ChatArgs) -> Outcome {
         turns,
     };
     chat.run(&mut input)
-}
-
-/// Most bytes for earlier states of a conversation where nobody says how many.
-const USUAL_PREFIX_CACHE: u64 = 1 << 30;
-
-/// Room for earlier states of the conversation: as much as some conversations could need, of an eighth of the free memory;
-/// none if that is not enough for anything.
-fn usual_prefix_cache(file: &BaseFile, options: &Options) -> u64 {
-    let Ok(spec) = bundle::model(file.header()) else { return 0 };
-    let context = wanted_context(&spec, options) as u64;
-    let whole = options.kv.bytes_per_token(&spec).saturating_mul(context);
-    let useful =
-        2 * whole.saturating_mul(2).max(16 * spec.state_bytes_per_sequence()).min(USUAL_PREFIX_CACHE);
-    let free = available_memory().map_or(u64::MAX, |free| free / 8);
-    let room = useful.min(USUAL_PREFIX_CACHE).min(free);
-    if least_prefix_cache(&spec, options) <= room { room } else { 0 }
 }
 
 /// Takes in the earlier states of another run, if there are any.

@@ -1,7 +1,7 @@
 //! The `basert` command: arguments in, words out, no logic of its own.
 //!
-//! One module per command (`convert`, `export`, `profiles`, `verify`, `inspect`, `chat`, `complete`, `eval`, `plan`, `bench`,
-//! `profile`). `args` and `options` say what can be typed,
+//! One module per command (`convert`, `export`, `profiles`, `verify`, `inspect`, `chat`, `complete`, `serve`, `eval`, `plan`,
+//! `bench`, `profile`). `args` and `options` say what can be typed,
 //! `output` is the only place that writes to the terminal, `failure` is how a command ends badly. Exit status: 0
 //! when all is well, 1 on an error, 2 on wrong usage, 128 and the number of a signal that ended it (130 after ^C).
 
@@ -29,6 +29,7 @@ mod profiles;
 mod progress;
 mod schedule;
 mod selected;
+mod serve;
 mod session;
 mod svg;
 mod table;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => plan::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Profile(args) => profile::run(&args),
+        Command::Serve(args) => serve::run(&args),
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -166,6 +166,12 @@ pub enum EngineError {
         /// Vocabulary size.
         vocab: usize,
     },
+    /// The answer cannot be held to its grammar any further.
+    #[error("the answer cannot be constrained any further: {reason}")]
+    Constraint {
+        /// Why.
+        reason: String,
+    },
     /// The model produced no usable logits.
     #[error("the model produced logits that are not numbers; the file or the input is broken")]
     NotFinite,

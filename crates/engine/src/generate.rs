@@ -124,7 +124,7 @@ impl Session {
                 reader.aim(engine, prompt.len(), 0, &[]);
                 reader
             }
-            None => self.reader.insert(Reader::open(engine, prompt, &Reuse::default())?),
+            None => self.reader.insert(Reader::open(engine, prompt, &Reuse::default(), false)?),
         };
         let answered = answer(engine, reader, prompt, params, on_event);
         if answered.is_err() {

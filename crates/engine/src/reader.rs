@@ -42,12 +42,17 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// A sequence for `prompt`, with as much of it as was kept.
+    /// A sequence for `prompt`, with as much of it as was kept; with nothing of it if it has to be run `whole`.
     ///
     /// # Errors
     /// [`EngineError::NoFreeSequence`].
-    pub fn open(engine: &mut Engine, prompt: &[u32], reuse: &Reuse) -> Result<Reader, EngineError> {
-        let opened = engine.open_prefix(&reuse.namespace, prompt)?;
+    pub fn open(
+        engine: &mut Engine,
+        prompt: &[u32],
+        reuse: &Reuse,
+        whole: bool,
+    ) -> Result<Reader, EngineError> {
+        let opened = engine.open_prefix(&reuse.namespace, if whole { &[] } else { prompt })?;
         let mut reader = Reader::resume(opened.sequence, prompt[..opened.cached].to_vec());
         reader.namespace = reuse.namespace.clone();
         reader.aim(engine, prompt.len(), opened.shared, &reuse.borders);

@@ -12,7 +12,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use crate::EngineError;
-use crate::engine::{Engine, TokenRun, WantLogits};
+use crate::engine::{Engine, Logits, TokenRun, WantLogits};
 use crate::generate::{Finish, GenerateParams};
 use crate::reader::{Reader, Reuse};
 use crate::sampler::Sampler;
@@ -65,6 +65,27 @@ pub enum News {
 pub trait Client: Send {
     /// Takes news. [`ControlFlow::Break`] ends the request: nothing more comes.
     fn take(&mut self, news: News) -> ControlFlow<()>;
+
+    /// Takes away the tokens that must not come next, by logits of minus infinity. Called before a token of the answer is
+    /// picked; log-probabilities are those from before.
+    ///
+    /// # Errors
+    /// What ends the request.
+    fn constrain(&mut self, logits: &mut [f32]) -> Result<(), EngineError> {
+        let _ = logits;
+        Ok(())
+    }
+
+    /// Whether the log-probabilities of the prompt's own tokens are wanted, with so many of the likeliest. It does not change
+    /// while the request lives.
+    fn wants_prompt(&self) -> Option<usize> {
+        None
+    }
+
+    /// Takes the prompt's next tokens, if they are [wanted](Self::wants_prompt): all but the first one, which nothing predicts.
+    fn take_prompt(&mut self, tokens: Vec<Token>) {
+        let _ = tokens;
+    }
 
     /// Whether nobody waits any more. Asked before every step.
     fn is_gone(&self) -> bool {
@@ -176,10 +197,13 @@ impl Scheduler {
         let mut ended = Vec::new();
         match engine.step(&runs) {
             Ok(mut logits) => {
-                let mut rows = 0..;
+                let mut row = 0;
                 for (index, prompt) in shares.clone() {
                     let request = &mut running[index];
-                    let row = request.wants_logits(prompt.as_ref()).then(|| rows.next()).flatten();
+                    let (first, samples) = (row, request.wants_logits(prompt.as_ref()));
+                    row += request.logit_rows(prompt.as_ref());
+                    request.score(prompt.as_ref(), &mut logits, first);
+                    let row = samples.then(|| row.saturating_sub(1));
                     let mut flow = request.read(prompt);
                     if let (ControlFlow::Continue(()), Some(row)) = (flow, row) {
                         flow = request.sample(logits.row_mut(row), context);
@@ -223,8 +247,9 @@ impl Scheduler {
         // Every running answer needs a token and a row of logits in every step.
         let most = self.engine.logit_rows().min(self.engine.step_tokens());
         while self.running.len() < most && !self.waiting.is_empty() {
-            let Some((request, _)) = self.waiting.front() else { return };
-            let opened = Reader::open(&mut self.engine, &request.prompt, &request.reuse);
+            let Some((request, client)) = self.waiting.front() else { return };
+            let scored = client.wants_prompt().is_some();
+            let opened = Reader::open(&mut self.engine, &request.prompt, &request.reuse, scored);
             let Ok(reader) = opened else { return };
             let Some((request, client)) = self.waiting.pop_front() else { return };
             let cached = reader.tokens().len();
@@ -238,6 +263,8 @@ impl Scheduler {
         let answers = self.running.iter().filter(|request| request.next.is_some()).count();
         let room = self.engine.step_tokens().saturating_sub(answers);
         let mut left = if answers > 0 { room.min(self.limits.prefill_tokens.max(1)) } else { room };
+        // Every request has a row of logits; the rest is for prompts that are scored.
+        let mut rows = self.engine.logit_rows().saturating_sub(self.running.len());
         let mut shares = Vec::with_capacity(self.running.len());
         for (index, request) in self.running.iter().enumerate() {
             if request.next.is_some() {
@@ -247,7 +274,11 @@ impl Scheduler {
             let most = request.request.params.prefill_chunk.unwrap_or(usize::MAX).max(1);
             let done = request.reader.tokens().len();
             let end = request.request.prompt.len().min(request.reader.pause());
-            let tokens = (end - done).min(left).min(most);
+            let mut tokens = (end - done).min(left).min(most);
+            if request.client.wants_prompt().is_some() {
+                tokens = tokens.min(rows + 1);
+                rows -= tokens.saturating_sub(1);
+            }
             if tokens > 0 {
                 shares.push((index, Some(done..done + tokens)));
                 left -= tokens;
@@ -271,7 +302,11 @@ impl Running {
             Some(range) => &self.request.prompt[range.clone()],
             None => self.next.as_slice(),
         };
-        let logits = if self.wants_logits(prompt.as_ref()) { WantLogits::Last } else { WantLogits::None };
+        let logits = match self.logit_rows(prompt.as_ref()) {
+            0 => WantLogits::None,
+            1 => WantLogits::Last,
+            _ => WantLogits::All,
+        };
         TokenRun { sequence: self.reader.sequence, tokens, logits }
     }
 
@@ -279,6 +314,29 @@ impl Running {
     fn wants_logits(&self, prompt: Option<&Range<usize>>) -> bool {
         let is_last = prompt.is_none_or(|range| range.end == self.request.prompt.len());
         is_last && self.request.params.max_tokens > 0
+    }
+
+    /// Rows of logits that a run needs: all of a prompt that is scored, else the last or none.
+    fn logit_rows(&self, prompt: Option<&Range<usize>>) -> usize {
+        match (prompt, self.client.wants_prompt()) {
+            (Some(range), Some(_)) => range.len(),
+            _ => usize::from(self.wants_logits(prompt)),
+        }
+    }
+
+    /// Tells the client of the prompt's tokens that the rows from `first` on predict, if it wants to know.
+    fn score(&mut self, prompt: Option<&Range<usize>>, logits: &mut Logits<'_>, first: usize) {
+        let (Some(range), Some(count)) = (prompt, self.client.wants_prompt()) else { return };
+        let next = self.request.prompt.get(range.start + 1..).unwrap_or_default();
+        let tokens = next.iter().take(range.len()).zip(first..).map(|(&id, row)| {
+            let row = logits.row_mut(row);
+            let lse = log_sum_exp(row);
+            let logprob = |logit: f32| (f64::from(logit) - lse) as f32;
+            let top = likeliest(row, count).into_iter().map(|(id, logit)| (id, logprob(logit))).collect();
+            Token { id, logprob: Some(logprob(row[id as usize])), top }
+        });
+        let tokens = tokens.collect();
+        self.client.take_prompt(tokens);
     }
 
     /// Takes note of what was run. [`ControlFlow::Break`] if that ends the request.
@@ -301,7 +359,8 @@ impl Running {
         let normaliser = self.request.logprobs.map(|_| log_sum_exp(logits));
         let top = self.request.logprobs.map_or(Vec::new(), |count| likeliest(logits, count));
         let unadjusted = self.request.logprobs.map(|_| logits.to_vec());
-        let id = match self.sampler.sample(logits) {
+        let picked = self.client.constrain(logits).and_then(|()| self.sampler.sample(logits));
+        let id = match picked {
             Ok(id) => id,
             Err(error) => {
                 // It ends either way.

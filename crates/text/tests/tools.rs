@@ -42,6 +42,7 @@ fn assemble(pieces: impl IntoIterator<Item = Piece>) -> Parsed {
                 parsed.content += &text;
             }
             Piece::Call(call) => parsed.calls.push(call),
+            Piece::Opened { .. } | Piece::Arguments(_) => panic!("only a streaming parser tells so much"),
         }
     }
     parsed

@@ -25,6 +25,7 @@ pub fn basert() -> Command {
         "BASERT_KV_TYPE",
         "BASERT_ISA",
         "BASERT_MODELS",
+        "BASERT_API_KEY",
     ];
     for variable in variables {
         command.env_remove(variable);

@@ -4,8 +4,9 @@ use std::process::Command;
 
 use crate::common::{Said, basert};
 
-const COMMANDS: [&str; 9] =
-    ["convert", "export", "verify", "inspect", "chat", "complete", "eval", "plan", "bench"];
+const COMMANDS: [&str; 11] = [
+    "convert", "export", "verify", "inspect", "chat", "complete", "serve", "eval", "plan", "bench", "profile",
+];
 
 #[test]
 fn the_first_screen_names_every_command_and_the_first_steps() {

@@ -19,6 +19,7 @@ mod measures;
 mod methods;
 mod plan;
 mod profile;
+mod serve;
 mod synthetic;
 mod unfinished;
 mod verify;

@@ -41,6 +41,7 @@
 mod declared;
 mod judge;
 mod parser;
+mod progress;
 mod schema;
 mod value;
 
@@ -154,6 +155,8 @@ pub fn parse(text: &str, declared: &Declared) -> Parsed {
         match piece {
             Piece::Text(text) => parsed.content.push_str(&text),
             Piece::Call(call) => parsed.calls.push(call),
+            // Only from a streaming parser.
+            Piece::Opened { .. } | Piece::Arguments(_) => {}
         }
     }
     parsed

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::progress::{Progress, XmlSoFar};
 use super::value::{json_call, xml_call};
 use super::{BadCall, CallProblem, Declared, ToolCall, excerpt};
 
@@ -17,7 +18,14 @@ const END_PARAMETER: &str = "</parameter>";
 pub enum Piece {
     /// Text outside of calls; never empty.
     Text(String),
-    /// A call, or what should have been one, as soon as it is complete.
+    /// A call of a declared function has begun. Only from a [streaming](ToolParser::streaming) parser.
+    Opened {
+        /// The function.
+        name: String,
+    },
+    /// More of the JSON of the opened call's arguments. Only from a streaming parser.
+    Arguments(String),
+    /// A call, or what should have been one, as soon as it is complete. All of a good call's arguments come before it.
     Call(Result<ToolCall, BadCall>),
 }
 
@@ -40,6 +48,8 @@ pub struct ToolParser {
     /// Whether there was text, and whether there was a call.
     any_text: bool,
     any_call: bool,
+    /// What was told of the call; `None` if only complete calls are told.
+    progress: Option<Progress>,
 }
 
 /// Where in the grammar the parser is.
@@ -109,7 +119,16 @@ impl ToolParser {
             blanks: String::new(),
             any_text: false,
             any_call: false,
+            progress: None,
         }
+    }
+
+    /// A parser that also tells of calls before they are complete: [`Piece::Opened`] as soon as a declared function is named,
+    /// then [`Piece::Arguments`], which are never taken back. Joined, they are the JSON of the arguments, except that a call
+    /// which turns out bad lacks its end. Strings come as they are generated, as does all of the JSON dialect; other values
+    /// of the XML dialect come when they are complete.
+    pub fn streaming(declared: &Declared) -> Self {
+        Self { progress: Some(Progress::default()), ..Self::new(declared) }
     }
 
     /// Takes the next piece of text; returns what is decided by it.
@@ -120,6 +139,7 @@ impl ToolParser {
             let state = std::mem::replace(&mut self.state, State::Outside);
             let (state, more) = self.step(state, &mut pieces);
             self.state = state;
+            self.tell_progress(&mut pieces);
             if !more {
                 break;
             }
@@ -157,7 +177,7 @@ impl ToolParser {
         match state {
             State::Outside => self.outside(pieces),
             State::Opened => self.opened(),
-            State::Json { start, depth, string, escaped } => self.json(start, depth, string, escaped),
+            State::Json { .. } => self.json(state, pieces),
             State::Name { start } => match self.label(&['>', '\n', '<']) {
                 Label::Open => (State::Name { start }, false),
                 Label::Closed(end) if end > start => {
@@ -234,7 +254,8 @@ impl ToolParser {
 
     /// Finds the end of a JSON object by its brackets. Outside of strings JSON has no `<`, and inside no line break, so
     /// that a bracket or quote too few does not swallow what follows the call.
-    fn json(&mut self, start: usize, mut depth: usize, mut string: bool, mut escaped: bool) -> (State, bool) {
+    fn json(&mut self, state: State, pieces: &mut Vec<Piece>) -> (State, bool) {
+        let State::Json { start, mut depth, mut string, mut escaped } = state else { return (state, false) };
         for (offset, byte) in self.rest().bytes().enumerate() {
             match byte {
                 _ if escaped => escaped = false,
@@ -242,6 +263,7 @@ impl ToolParser {
                 b'\\' if string => escaped = true,
                 b'\n' if string => {
                     self.at += offset;
+                    self.tell_json(start, pieces);
                     return lost("the end of a JSON string", self.at);
                 }
                 _ if string => {}
@@ -249,10 +271,12 @@ impl ToolParser {
                 b'}' | b']' if depth > 1 => depth -= 1,
                 b'}' | b']' => {
                     self.at += offset + 1;
+                    self.tell_json(start, pieces);
                     return (State::Complete(json_call(self.part(start..self.at))), true);
                 }
                 b'<' => {
                     self.at += offset;
+                    self.tell_json(start, pieces);
                     return lost("the end of a JSON object", self.at);
                 }
                 _ => {}
@@ -270,11 +294,8 @@ impl ToolParser {
                 if tag == PARAMETER {
                     return (State::Key { function, start: self.at }, true);
                 }
-                let texts = |(key, value): &(Range<usize>, Range<usize>)| {
-                    (self.part(key.clone()), self.part(value.clone()))
-                };
-                let parameters = function.parameters.iter().map(texts);
-                let call = xml_call(self.part(function.name.clone()), parameters, &self.declared);
+                let all = self.xml_so_far(&function, None);
+                let call = xml_call(all.name, all.parameters.into_iter(), &self.declared);
                 (State::Complete(call), true)
             }
             Ahead::Other => lost("`<parameter=` or `</function>`", self.at),
@@ -368,7 +389,47 @@ impl ToolParser {
         pieces.push(Piece::Text(said));
     }
 
+    /// Tells of a JSON call as far as it was read.
+    fn tell_json(&mut self, start: usize, pieces: &mut Vec<Piece>) {
+        let Some(mut progress) = self.progress.take() else { return };
+        progress.json(self.part(start..self.at), &self.declared, pieces);
+        self.progress = Some(progress);
+    }
+
+    /// Tells what is known of the open call.
+    fn tell_progress(&mut self, pieces: &mut Vec<Piece>) {
+        let Some(mut progress) = self.progress.take() else { return };
+        match &self.state {
+            State::Json { start, .. } => progress.json(self.part(*start..self.at), &self.declared, pieces),
+            State::Between(function) | State::Key { function, .. } => {
+                progress.xml(&self.xml_so_far(function, None), &self.declared, pieces);
+            }
+            State::Value(OpenValue { function, key, start }) => {
+                let open = Some((self.part(key.clone()), self.part(*start..self.at)));
+                progress.xml(&self.xml_so_far(function, open), &self.declared, pieces);
+            }
+            State::Closing { value: OpenValue { function, key, start }, end, .. } => {
+                let open = Some((self.part(key.clone()), self.part(*start..*end)));
+                progress.xml(&self.xml_so_far(function, open), &self.declared, pieces);
+            }
+            State::Outside | State::Opened | State::Name { .. } | State::Complete(_) | State::Lost { .. } => {
+            }
+        }
+        self.progress = Some(progress);
+    }
+
+    fn xml_so_far<'t>(&'t self, function: &Function, open: Option<(&'t str, &'t str)>) -> XmlSoFar<'t> {
+        let texts =
+            |(key, value): &(Range<usize>, Range<usize>)| (self.part(key.clone()), self.part(value.clone()));
+        let parameters = function.parameters.iter().map(texts).collect();
+        XmlSoFar { name: self.part(function.name.clone()), parameters, open }
+    }
+
     fn end_call(&mut self, call: Result<ToolCall, CallProblem>, pieces: &mut Vec<Piece>) {
+        let progress = self.progress.as_mut().map(std::mem::take);
+        if let (Some(progress), Ok(call)) = (progress, &call) {
+            progress.complete(call, &self.declared, pieces);
+        }
         let raw = self.part(0..self.at);
         pieces.push(Piece::Call(call.map_err(|problem| BadCall { raw: raw.to_owned(), problem })));
         self.from += self.at;

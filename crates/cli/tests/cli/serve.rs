@@ -1,0 +1,109 @@
+//! The server as a process: it says where it listens, answers, and ends when it is asked to.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::common::{basert, llama};
+
+/// A server on a port of its own, and its standard error.
+fn start(args: &[&str]) -> (Child, BufReader<std::process::ChildStderr>, String) {
+    let mut command = basert();
+    command.arg("serve").arg(llama()).args(["--port", "0", "-t", "1"]).args(args);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("listening on http://") {
+        line.clear();
+        assert!(said.read_line(&mut line).unwrap() > 0, "the server ended");
+    }
+    let address = line.trim().trim_start_matches("listening on http://").to_owned();
+    (child, said, address)
+}
+
+fn post(address: &str, path: &str, body: &Value) -> (String, Value) {
+    let body = body.to_string();
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    let (head, body) = reply.split_once("\r\n\r\n").unwrap();
+    (head.lines().next().unwrap().to_owned(), serde_json::from_str(body).unwrap())
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+#[test]
+fn it_answers_as_complete_does_and_drains_on_a_signal() {
+    let (mut child, mut said, address) =
+        start(&["--kv-bits", "8", "--continuous-batching", "2", "--paged-kv"]);
+    let request = json!({"prompt": [1, 2, 3], "max_tokens": 5, "temperature": 0, "ignore_eos": true});
+    let (status, found) = post(&address, "/v1/completions", &request);
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    let args = [
+        "--prompt-ids",
+        "1,2,3",
+        "--max-tokens",
+        "5",
+        "--temp",
+        "0",
+        "--ignore-eos",
+        "--json",
+        "--kv-bits",
+        "8",
+    ];
+    let alone = basert().arg("complete").arg(llama()).args(args).output().unwrap();
+    let alone: Value = serde_json::from_slice(&alone.stdout).unwrap();
+    assert_eq!(found["choices"][0]["text"], alone["text"]);
+    assert_eq!(found["model"], "llama-tiny");
+    signal(&child, "-TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let mut log = String::new();
+    said.read_to_string(&mut log).unwrap();
+    assert!(log.contains("\"how\":\"drained\""), "{log}");
+}
+
+#[test]
+fn a_second_interrupt_ends_it_at_once() {
+    let (mut child, mut said, address) = start(&["--max-context", "2048"]);
+    let request = json!({"prompt": [1], "max_tokens": 2000, "ignore_eos": true});
+    let client = std::thread::spawn(move || {
+        let body = request.to_string();
+        let mut stream = TcpStream::connect(&address).unwrap();
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        stream
+    });
+    let _stream = client.join().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    signal(&child, "-INT");
+    let mut line = String::new();
+    while !line.contains("\"drain\"") && !line.contains("\"end\"") {
+        line.clear();
+        assert!(said.read_line(&mut line).unwrap() > 0);
+    }
+    signal(&child, "-INT");
+    // 0 if the answer was complete before the second.
+    let code = child.wait().unwrap().code();
+    assert!(code == Some(130) || code == Some(0), "{code:?}");
+}
+
+#[test]
+fn a_port_that_is_taken_is_an_error_with_the_address() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    run!("serve", llama(), "--port", &port, "-t", "1").fails_with(&["cannot listen on", &port]);
+    run!("serve", llama(), llama(), "--port", "0").fails_with(&["two models are called llama-tiny"]);
+}

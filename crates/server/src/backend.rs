@@ -1,0 +1,57 @@
+//! What an engine thread runs: the scheduler of a loaded model, or a script in tests.
+
+use basert_engine::{Client, EngineError, Request, Scheduler};
+use serde_json::Value;
+
+/// Answers requests step by step.
+pub trait Backend: Send {
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// What could never be answered.
+    fn submit(&mut self, request: Request, client: Box<dyn Client>) -> Result<(), EngineError>;
+
+    /// Goes on by one step.
+    fn step(&mut self);
+
+    /// Whether a step would do anything.
+    fn has_work(&self) -> bool;
+}
+
+impl Backend for Scheduler {
+    fn submit(&mut self, request: Request, client: Box<dyn Client>) -> Result<(), EngineError> {
+        Scheduler::submit(self, request, client)
+    }
+
+    fn step(&mut self) {
+        Scheduler::step(self);
+    }
+
+    fn has_work(&self) -> bool {
+        Scheduler::has_work(self)
+    }
+}
+
+/// Sizes of a loaded model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Facts {
+    /// Tokens that prompt and answer may take together.
+    pub context: usize,
+    /// Requests that run at a time.
+    pub slots: usize,
+    /// Rows of the embedding table: token ids are below.
+    pub vocab: usize,
+    /// Everything that was selected at load, for `/v1/engine`. `k_type`, `v_type`, `kv_bytes` and the like are taken from here.
+    pub engine: Value,
+}
+
+/// A loaded model.
+pub struct Loaded {
+    /// Answers requests.
+    pub backend: Box<dyn Backend>,
+    /// Its sizes.
+    pub facts: Facts,
+}
+
+/// Loads a model; called again after its memory was given back. An error is one sentence.
+pub type Loader = Box<dyn FnMut() -> Result<Loaded, String> + Send>;

@@ -1,0 +1,152 @@
+//! Answers that follow a grammar: tokens that would break it are ruled out before they are drawn.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use basert_text::{DecodeStream, ThinkSplitter, Tokenizer};
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
+
+use crate::error::ApiError;
+
+/// What an answer must be.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Grammar {
+    /// JSON that satisfies this schema.
+    Json(Value),
+    /// A text that this regular expression matches, from begin to end.
+    Regex(String),
+    /// A text of this grammar, in Lark's form.
+    Lark(String),
+}
+
+/// Compiles grammars for one model. What all of them share is made for the first one. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Grammars(Arc<OnceLock<Result<ParserFactory, String>>>);
+
+impl fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Grammars")
+    }
+}
+
+impl Grammars {
+    /// Compiles a grammar; `field` is where it was given. Takes a while for the first one, and for large ones.
+    ///
+    /// # Errors
+    /// What is wrong with the grammar, or that it is too large.
+    pub(crate) fn compile(
+        &self,
+        grammar: &Grammar,
+        field: &str,
+        vocabulary: &Vocabulary<'_>,
+    ) -> Result<Matcher, ApiError> {
+        let factory = self.0.get_or_init(|| vocabulary.factory());
+        let factory = factory.as_ref().map_err(|e| ApiError::internal(format!("grammars: {e}")))?;
+        let grammar = match grammar {
+            Grammar::Json(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+            Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
+        };
+        let matcher = Matcher::new(factory.create_parser(grammar));
+        match matcher.get_error() {
+            None => Ok(matcher),
+            Some(reason) => {
+                let reason: String = reason.lines().next().unwrap_or_default().chars().take(300).collect();
+                Err(ApiError::field(field, format!("cannot be followed: {reason}")))
+            }
+        }
+    }
+}
+
+/// The tokens of a model.
+#[derive(Debug)]
+pub(crate) struct Vocabulary<'a> {
+    pub tokenizer: &'a Tokenizer,
+    /// Width of the logits.
+    pub size: usize,
+    pub eos: &'a [u32],
+}
+
+impl Vocabulary<'_> {
+    fn factory(&self) -> Result<ParserFactory, String> {
+        let size = u32::try_from(self.size).map_err(|e| e.to_string())?;
+        let eos: Vec<u32> = self.eos.iter().copied().filter(|id| *id < size).collect();
+        let first = *eos.first().ok_or("the model has no end-of-sequence token")?;
+        let word = |id: u32| {
+            let mut bytes = self.tokenizer.token_bytes(id).unwrap_or_default();
+            if self.tokenizer.is_special(id) || eos.contains(&id) {
+                bytes.insert(0, TokTrie::SPECIAL_TOKEN_MARKER);
+            }
+            bytes
+        };
+        let words: Vec<Vec<u8>> = (0..size).map(word).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(size, first), &words).with_eos_tokens(&eos);
+        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut factory = ParserFactory::new_simple(&environment).map_err(|e| e.to_string())?;
+        factory.quiet().limits_mut().verbose_errors = false;
+        Ok(factory)
+    }
+}
+
+/// The schema of any JSON object.
+pub(crate) fn any_object() -> Grammar {
+    Grammar::Json(json!({"type": "object"}))
+}
+
+/// Holds one answer to its grammar, which begins behind the thinking part.
+pub(crate) struct Constraint {
+    matcher: Matcher,
+    /// Watches for the end of the thinking part, until then.
+    thinking: Option<(DecodeStream, ThinkSplitter)>,
+}
+
+impl fmt::Debug for Constraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Constraint")
+    }
+}
+
+impl Constraint {
+    /// A constraint before the first token. `thinks` says that the prompt has opened a thinking part.
+    pub fn new(matcher: &Matcher, tokenizer: &Tokenizer, thinks: bool) -> Constraint {
+        let watch = || (DecodeStream::answering(tokenizer), ThinkSplitter::new(true));
+        Constraint { matcher: matcher.deep_clone(), thinking: thinks.then(watch) }
+    }
+
+    /// Rules out the tokens that must not come next.
+    ///
+    /// # Errors
+    /// If the grammar is too large to follow any further.
+    pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), String> {
+        if self.thinking.is_some() {
+            return Ok(());
+        }
+        let mask = self.matcher.compute_mask_or_eos().map_err(|e| e.to_string())?;
+        for (id, logit) in logits.iter_mut().enumerate() {
+            if id >= mask.len() || !mask.get(id) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the token that was drawn.
+    ///
+    /// # Errors
+    /// As [`mask`](Self::mask).
+    pub fn accept(&mut self, token: u32) -> Result<(), String> {
+        match &mut self.thinking {
+            None => self.matcher.consume_token(token).map_err(|e| e.to_string()),
+            Some((decoder, splitter)) => {
+                splitter.push(&decoder.push(token));
+                if !splitter.is_thinking() {
+                    self.thinking = None;
+                }
+                Ok(())
+            }
+        }
+    }
+}

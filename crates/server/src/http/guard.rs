@@ -1,0 +1,145 @@
+//! What every request passes: its name, who speaks, from where, and the line in the log.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+use subtle::ConstantTimeEq;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::random;
+
+/// Who is connected.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer(pub SocketAddr);
+
+/// The name of a request, for logs and responses.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestId(pub String);
+
+/// What a client's prompts are kept under: a client never learns from response times what another one has asked.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Namespace(pub String);
+
+/// Paths that need no key: the page, which then asks for it, and what load balancers look at.
+const OPEN: [&str; 3] = ["/", "/health", "/ready"];
+
+/// Lets a request pass, or turns it away before anything of it is read.
+pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let start = Instant::now();
+    let id = name(request.headers());
+    let method = request.method().clone();
+    let path = request.extensions().get::<MatchedPath>().map_or("(none)", MatchedPath::as_str).to_owned();
+    request.extensions_mut().insert(RequestId(id.clone()));
+    let mut response = match check(&app, &request) {
+        Ok(namespace) => {
+            request.extensions_mut().insert(namespace);
+            next.run(request).await
+        }
+        Err(error) => error.into_response(),
+    };
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert("x-request-id", id);
+    }
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    let status = response.status().as_u16();
+    app.metrics.responded(&path, status);
+    let ms = start.elapsed().as_millis();
+    let line = json!({"id": id, "method": method.as_str(), "path": path, "status": status, "ms": ms as u64});
+    app.log.write("request", line);
+    response
+}
+
+/// The client's own name for a request, if it is a decent one.
+fn name(headers: &HeaderMap) -> String {
+    let theirs = headers.get("x-request-id").and_then(|id| id.to_str().ok());
+    let decent = |id: &&str| !id.is_empty() && id.len() <= 128 && id.bytes().all(|b| b.is_ascii_graphic());
+    theirs.filter(decent).map_or_else(|| random::name("req_"), str::to_owned)
+}
+
+fn check(app: &App, request: &Request) -> Result<Namespace, ApiError> {
+    from_here(app, request.headers(), request.uri())?;
+    if OPEN.contains(&request.uri().path()) {
+        return Ok(Namespace::default());
+    }
+    let key = key(&app.config.api_keys, request.headers())?;
+    if request.method() == Method::POST
+        && let Some(rate) = &app.rate
+    {
+        let peer = request.extensions().get::<Peer>().map(|peer| peer.0.ip().to_string());
+        let client = key.map_or(peer.unwrap_or_default(), |index| format!("key {index}"));
+        rate.take(&client, Instant::now())?;
+    }
+    Ok(key.map_or_else(Namespace::default, |index| Namespace(format!("key {index}"))))
+}
+
+/// Which key a request brings; `None` where none is needed.
+fn key(keys: &[String], headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
+    if keys.is_empty() {
+        return Ok(None);
+    }
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
+        let (scheme, key) = value.as_bytes().split_at_checked(7)?;
+        scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
+    });
+    let found = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes)).unwrap_or_default();
+    // All keys are compared, whichever fits, so that the time tells nothing.
+    let mut fitting = None;
+    for (index, key) in keys.iter().enumerate() {
+        if bool::from(key.as_bytes().ct_eq(found)) {
+            fitting = Some(index);
+        }
+    }
+    fitting.map(Some).ok_or_else(ApiError::unauthorized)
+}
+
+/// Turns away what a browser sends for a page from elsewhere: a name in `Host` that only DNS rebinding leads here, and an
+/// `Origin` that is not this server.
+fn from_here(app: &App, headers: &HeaderMap, uri: &Uri) -> Result<(), ApiError> {
+    let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or("?"));
+    let host = text(header::HOST).or_else(|| uri.authority().map(Authority::as_str));
+    let host = host.ok_or_else(|| ApiError::invalid("the header `Host` is missing"))?;
+    // A page that was led here by a false name knows no key.
+    if app.config.api_keys.is_empty() && !is_ours(app, host) {
+        let message = "the name in `Host` is not this server's; start it with --allowed-host to allow it";
+        return Err(ApiError::forbidden(message));
+    }
+    let Some(origin) = text(header::ORIGIN) else { return Ok(()) };
+    let authority = origin.split_once("://").map_or("?", |(_, authority)| authority);
+    if authority == host || is_local(authority) || is_allowed(app, authority) {
+        return Ok(());
+    }
+    Err(ApiError::forbidden("requests of other sites' pages are not taken; --allowed-host allows a site"))
+}
+
+/// Whether a `host:port` is an address, the machine itself, or a name that was allowed.
+fn is_ours(app: &App, authority: &str) -> bool {
+    address(authority).is_some() || is_local(authority) || is_allowed(app, authority)
+}
+
+/// Whether a `host:port` is this machine's own name or address for itself.
+fn is_local(authority: &str) -> bool {
+    let name = host(authority).to_ascii_lowercase();
+    let is_loopback = address(authority).is_some_and(|address| address.is_loopback());
+    is_loopback || name == "localhost" || name.ends_with(".localhost")
+}
+
+fn is_allowed(app: &App, authority: &str) -> bool {
+    app.config.allowed_hosts.iter().any(|allowed| allowed.eq_ignore_ascii_case(&host(authority)))
+}
+
+fn address(authority: &str) -> Option<IpAddr> {
+    host(authority).trim_start_matches('[').trim_end_matches(']').parse().ok()
+}
+
+/// The part before the port; empty if there is no such thing.
+fn host(authority: &str) -> String {
+    authority.parse::<Authority>().map(|authority| authority.host().to_owned()).unwrap_or_default()
+}

@@ -1,0 +1,84 @@
+//! HTTP: who may speak, which path leads where, and what goes over the wire.
+
+pub(crate) mod body;
+mod generate;
+mod guard;
+mod info;
+pub(crate) mod listen;
+pub(crate) mod rate;
+mod sse;
+mod texts;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::from_fn_with_state;
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{get, post};
+use serde_json::Value;
+
+use crate::app::App;
+use crate::error::ApiError;
+
+/// The page at `/`.
+const PAGE: &str = include_str!("../page/index.html");
+
+/// Paths and what answers them.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/", get(page))
+        .route("/v1/chat/completions", post(generate::chat))
+        .route("/v1/completions", post(generate::completions))
+        .route("/v1/models", get(info::models))
+        .route("/v1/models/{id}", get(info::model))
+        .route("/v1/models/load", post(info::load))
+        .route("/v1/models/unload", post(info::unload))
+        .route("/v1/tokenize", post(texts::tokenize))
+        .route("/tokenize", post(texts::tokenize))
+        .route("/v1/detokenize", post(texts::detokenize))
+        .route("/detokenize", post(texts::detokenize))
+        .route("/v1/apply-template", post(texts::apply_template))
+        .route("/apply-template", post(texts::apply_template))
+        .route("/v1/engine", get(info::engine))
+        .route("/health", get(info::health))
+        .route("/ready", get(info::ready))
+        .route("/metrics", get(info::metrics))
+        .route("/props", get(info::props))
+        .route("/slots", get(info::slots))
+        .fallback(nowhere)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(Arc::clone(&app), guard::guard))
+        .with_state(app)
+}
+
+async fn page() -> Response {
+    let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
+                  img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    let mut response = Html(PAGE).into_response();
+    response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+    response
+}
+
+async fn nowhere() -> ApiError {
+    ApiError::not_found("there is nothing at this path; docs/api.md lists the paths")
+}
+
+async fn wrong_method() -> ApiError {
+    ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method")
+}
+
+/// A response with a JSON body.
+pub(crate) fn json_response(status: StatusCode, value: &Value) -> Response {
+    let mut response = Response::new(Body::from(value.to_string()));
+    *response.status_mut() = status;
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
+/// The 200 for a value.
+fn ok(value: &Value) -> Response {
+    json_response(StatusCode::OK, value)
+}

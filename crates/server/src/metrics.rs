@@ -1,0 +1,125 @@
+//! Counters for Prometheus.
+
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+type Labels = Vec<(&'static str, String)>;
+
+/// Everything that `/metrics` shows.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    requests: Family<Labels, Counter>,
+    prompt_tokens: Counter,
+    generated_tokens: Counter,
+    cancelled: Counter,
+    queue_seconds: Histogram,
+    first_token_seconds: Histogram,
+    next_token_seconds: Histogram,
+    running: Gauge,
+    waiting: Gauge,
+    /// Facts of the models, as gauges of their own.
+    facts: Family<Labels, Gauge<f64, AtomicU64>>,
+    kv_bytes: Family<Labels, Gauge<f64, AtomicU64>>,
+}
+
+/// Bounds of the histograms, in seconds.
+const BOUNDS: [f64; 14] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0];
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        let histogram = || Histogram::new(BOUNDS);
+        let mut metrics = Metrics {
+            registry: Registry::default(),
+            requests: Family::default(),
+            prompt_tokens: Counter::default(),
+            generated_tokens: Counter::default(),
+            cancelled: Counter::default(),
+            queue_seconds: histogram(),
+            first_token_seconds: histogram(),
+            next_token_seconds: histogram(),
+            running: Gauge::default(),
+            waiting: Gauge::default(),
+            facts: Family::default(),
+            kv_bytes: Family::default(),
+        };
+        metrics.register();
+        metrics
+    }
+}
+
+impl Metrics {
+    fn register(&mut self) {
+        let Metrics { registry, requests, .. } = self;
+        registry.register("basert_http_requests", "HTTP requests by path and status", requests.clone());
+        registry.register("basert_prompt_tokens", "Prompt tokens run", self.prompt_tokens.clone());
+        registry.register("basert_generated_tokens", "Tokens generated", self.generated_tokens.clone());
+        let help = "Requests whose client left or was cut off before the end";
+        registry.register("basert_cancelled", help, self.cancelled.clone());
+        let help = "Time from arrival to the first step";
+        registry.register("basert_queue_seconds", help, self.queue_seconds.clone());
+        let help = "Time from arrival to the first token";
+        registry.register("basert_time_to_first_token_seconds", help, self.first_token_seconds.clone());
+        let help = "Time between two tokens of an answer";
+        registry.register("basert_inter_token_seconds", help, self.next_token_seconds.clone());
+        registry.register("basert_requests_running", "Requests that have a sequence", self.running.clone());
+        registry.register("basert_requests_waiting", "Requests that wait for one", self.waiting.clone());
+        let help = "1, with what was selected at load as labels";
+        registry.register("basert_engine", help, self.facts.clone());
+        registry.register("basert_kv_bytes", "Bytes of the KV cache's pools", self.kv_bytes.clone());
+    }
+
+    pub(crate) fn responded(&self, path: &str, status: u16) {
+        let labels = vec![("path", path.to_owned()), ("status", status.to_string())];
+        self.requests.get_or_create(&labels).inc();
+    }
+
+    pub(crate) fn queued(&self, time: Duration) {
+        self.queue_seconds.observe(time.as_secs_f64());
+    }
+
+    pub(crate) fn first_token(&self, time: Duration) {
+        self.first_token_seconds.observe(time.as_secs_f64());
+    }
+
+    pub(crate) fn next_token(&self, time: Duration) {
+        self.next_token_seconds.observe(time.as_secs_f64());
+    }
+
+    /// A request has left the engine: tokens of prompt and answer, and whether it came to its own end.
+    pub(crate) fn ended(&self, (prompt, generated): (usize, usize), complete: bool) {
+        self.prompt_tokens.inc_by(prompt as u64);
+        self.generated_tokens.inc_by(generated as u64);
+        if !complete {
+            self.cancelled.inc();
+        }
+    }
+
+    /// Sets the facts of a model.
+    pub(crate) fn describe(&self, model: &str, engine: &serde_json::Value) {
+        let text = |key: &str| engine[key].as_str().unwrap_or_default().to_owned();
+        let keys = ["isa", "arch", "k_type", "v_type"];
+        let labels = keys.into_iter().map(|key| (key, text(key)));
+        let labels = std::iter::once(("model", model.to_owned())).chain(labels).collect();
+        self.facts.get_or_create(&labels).set(1.0);
+        let bytes = engine["memory"]["kv"].as_f64().unwrap_or_default();
+        self.kv_bytes.get_or_create(&vec![("model", model.to_owned())]).set(bytes);
+    }
+
+    /// The text that Prometheus reads.
+    pub(crate) fn text(&self, running: usize, waiting: usize) -> Result<String, std::fmt::Error> {
+        self.running.set(running as i64);
+        self.waiting.set(waiting as i64);
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}

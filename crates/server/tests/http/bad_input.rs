@@ -1,0 +1,214 @@
+//! What is wrong hurts only itself, and is told in OpenAI's shape.
+
+use std::io::Write;
+use std::time::Duration;
+
+use basert_engine::Finish;
+use basert_server::Config;
+use serde_json::{Value, json};
+
+use crate::common::{Reply, Script, Server};
+
+#[test]
+fn fields_of_the_wrong_type_or_size_are_named() {
+    let script = Script::new();
+    let server = Server::scripted(&script, Config::default());
+    script.say(&["ok"], Finish::Stop);
+    let chat = "/v1/chat/completions";
+    let tool = json!([{"type": "function", "function": {"name": "f"}}]);
+    for (path, field, value, param) in [
+        (chat, "model", json!(7), "model"),
+        (chat, "messages", json!([]), "messages"),
+        (chat, "messages", json!(null), "messages"),
+        (chat, "stream", json!("yes"), "stream"),
+        (chat, "max_tokens", json!(-1), "max_tokens"),
+        (chat, "max_tokens", json!(0), "max_tokens"),
+        (chat, "max_tokens", json!(1.5), "max_tokens"),
+        (chat, "max_tokens", json!(1e300), "max_tokens"),
+        (chat, "max_completion_tokens", json!("5"), "max_completion_tokens"),
+        (chat, "temperature", json!(1e9), "temperature"),
+        (chat, "temperature", json!(-0.1), "temperature"),
+        (chat, "temperature", json!("hot"), "temperature"),
+        (chat, "top_p", json!(1.1), "top_p"),
+        (chat, "top_k", json!(-5), "top_k"),
+        (chat, "repetition_penalty", json!(0), "repetition_penalty"),
+        (chat, "presence_penalty", json!(3), "presence_penalty"),
+        (chat, "n", json!(0), "n"),
+        (chat, "n", json!(1000), "n"),
+        (chat, "seed", json!(1.5), "seed"),
+        (chat, "seed", json!("x"), "seed"),
+        (chat, "stop", json!(["a", "b", "c", "d", "e"]), "stop"),
+        (chat, "stop", json!([""]), "stop[0]"),
+        (chat, "stop", json!(""), "stop[0]"),
+        (chat, "stop", json!([7]), "stop[0]"),
+        (chat, "logit_bias", json!([1]), "logit_bias"),
+        (chat, "logit_bias", json!({"x": 1}), "logit_bias.x"),
+        (chat, "logit_bias", json!({"1": 1000}), "logit_bias.1"),
+        (chat, "logit_bias", json!({"99999": 1}), "logit_bias"),
+        (chat, "logprobs", json!(3), "logprobs"),
+        (chat, "top_logprobs", json!(3), "top_logprobs"),
+        (chat, "stream_options", json!({"include_usage": true}), "stream_options"),
+        (chat, "response_format", json!({"type": "yaml"}), "response_format.type"),
+        (chat, "reasoning_effort", json!("extreme"), "reasoning_effort"),
+        (chat, "chat_template_kwargs", json!({"messages": []}), "chat_template_kwargs.messages"),
+        (chat, "chat_template_kwargs", json!(1), "chat_template_kwargs"),
+        (chat, "tools", json!("x"), "tools"),
+        (chat, "tools", json!([tool[0], tool[0]]), "tools[1]"),
+        (chat, "tool_choice", json!("required"), "tool_choice"),
+        (chat, "tool_choice", json!("always"), "tool_choice"),
+        (chat, "tool_choice", json!({"type": "function", "function": {}}), "tool_choice.function.name"),
+        (
+            chat,
+            "tool_choice",
+            json!({"type": "function", "function": {"name": "g"}}),
+            "tool_choice.function.name",
+        ),
+        ("/v1/completions", "prompt", json!(null), "prompt"),
+        ("/v1/completions", "prompt", json!(7), "prompt"),
+        ("/v1/completions", "prompt", json!([]), "prompt"),
+        ("/v1/completions", "prompt", json!([1, 99999]), "prompt[1]"),
+        ("/v1/completions", "prompt", json!(["a", 5.5]), "prompt[0]"),
+        ("/v1/completions", "prompt", json!([[1], [-1]]), "prompt[1][0]"),
+        ("/v1/completions", "logprobs", json!(6), "logprobs"),
+        ("/v1/completions", "logprobs", json!(true), "logprobs"),
+        ("/tokenize", "content", json!(7), "content"),
+        ("/detokenize", "tokens", json!(["x"]), "tokens[0]"),
+        ("/apply-template", "messages", json!(7), "messages"),
+    ] {
+        let mut request = json!({"messages": [{"role": "user", "content": "hi"}], "prompt": "x"});
+        request[field] = value;
+        let reply = server.post(path, &request);
+        assert_eq!(reply.error(), (400, Some(param.to_owned())), "{request} {}", reply.text());
+    }
+    assert_eq!(server.post(chat, &json!({"messages": [{"role": "user", "content": "hi"}]})).status, 200);
+}
+
+#[test]
+fn what_a_template_refuses_is_a_400_with_the_message() {
+    let script = Script::new();
+    let server = Server::scripted(&script, Config::default());
+    let messages = json!([
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+        {"role": "system", "content": "date changed"}, {"role": "user", "content": "c"}
+    ]);
+    let reply = server.post("/v1/chat/completions", &json!({"messages": messages}));
+    assert_eq!(reply.error(), (400, Some("messages[2]".to_owned())), "{}", reply.text());
+}
+
+#[test]
+fn bodies_that_are_no_request() {
+    let script = Script::new();
+    let server = Server::scripted(&script, Config { body_limit: 10_000, ..Config::default() });
+    let path = "/v1/chat/completions";
+    for body in
+        [&b""[..], b"{", b"[]", b"\"hi\"", b"{\"temperature\": NaN}", b"{\"a\": 1e999}", b"{\"a\": \"\xff\"}"]
+    {
+        let reply = server.post_with(path, body, &[]);
+        assert_eq!(reply.error().0, 400, "{body:?}");
+    }
+    let deep = "[".repeat(5000);
+    assert_eq!(server.post_with(path, deep.as_bytes(), &[]).error().0, 400);
+    let large = vec![b' '; 10_001];
+    assert_eq!(server.post_with(path, &large, &[]).error().0, 413);
+    // A length that is only claimed is enough.
+    let head = server.head("POST", path, &[("Content-Length", "100000000")]);
+    assert_eq!(server.send(&head, b"").error().0, 413);
+    let head = server.head("POST", path, &[("Transfer-Encoding", "chunked")]);
+    let chunks = format!("{:x}\r\n{}\r\n0\r\n\r\n", large.len(), " ".repeat(large.len()));
+    assert_eq!(server.send(&head, chunks.as_bytes()).error().0, 413);
+}
+
+#[test]
+fn slow_clients_are_not_waited_for_and_hold_up_nobody() {
+    let script = Script::new();
+    let config = Config { read_timeout: Duration::from_millis(300), ..Config::default() };
+    let server = Server::scripted(&script, config);
+    let mut slow_head = server.connect();
+    slow_head.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nHo").unwrap();
+    let mut slow_body = server.connect();
+    let head = server.head("POST", "/v1/chat/completions", &[("Content-Length", "50")]);
+    slow_body.write_all(head.as_bytes()).unwrap();
+    slow_body.write_all(b"{\"me").unwrap();
+    assert_eq!(server.get("/health").status, 200);
+    assert_eq!(Reply::read(slow_body).error().0, 408);
+    let mut rest = Vec::new();
+    std::io::Read::read_to_end(&mut slow_head, &mut rest).unwrap();
+    let rest = String::from_utf8(rest).unwrap();
+    assert!(rest.is_empty() || rest.starts_with("HTTP/1.1 408"), "{rest}");
+}
+
+#[test]
+fn names_of_models_are_compared_and_never_looked_up() {
+    let script = Script::new();
+    let server = Server::scripted(&script, Config::default());
+    script.say(&["ok"], Finish::Stop);
+    let long = "m".repeat(1_000_000);
+    for name in ["../../etc/passwd", "/etc/passwd", "org/name", "toy.base", "\u{0}", "", &long] {
+        for path in ["/v1/chat/completions", "/v1/completions", "/v1/models/load", "/tokenize"] {
+            let reply = server.post(path, &json!({"model": name, "messages": [], "prompt": "x"}));
+            assert_eq!(reply.error(), (404, Some("model".to_owned())));
+            assert!(reply.body.len() < 1000);
+        }
+    }
+    assert_eq!(server.get("/v1/models/..%2F..%2Fetc").error().0, 404);
+    assert_eq!(server.get("/v1/models/toy").json()["id"], "toy");
+}
+
+#[test]
+fn paths_and_methods_that_are_none() {
+    let script = Script::new();
+    let server = Server::scripted(&script, Config::default());
+    assert_eq!(server.get("/v1/nothing").error().0, 404);
+    assert_eq!(server.get("/../etc/passwd").error().0, 404);
+    assert_eq!(server.get("/v1/chat/completions").error().0, 405);
+    assert_eq!(server.post("/v1/models", &json!({})).error().0, 405);
+    let preflight = server.send(&server.head("OPTIONS", "/v1/chat/completions", &[]), b"");
+    assert_eq!(preflight.status, 405);
+    assert!(preflight.header("access-control-allow-origin").is_none());
+}
+
+#[test]
+fn pages_of_other_sites_and_false_names_are_turned_away() {
+    let script = Script::new();
+    let config = Config { allowed_hosts: vec!["my.lan".to_owned()], ..Config::default() };
+    let server = Server::scripted(&script, config);
+    script.say(&["ok"], Finish::Stop);
+    let body = json!({"messages": [{"role": "user", "content": "hi"}]}).to_string();
+    let status =
+        |headers: &[(&str, &str)]| server.post_with("/v1/chat/completions", body.as_bytes(), headers).status;
+    let port = server.address.port();
+    assert_eq!(status(&[]), 200);
+    assert_eq!(status(&[("Origin", "https://evil.example")]), 403);
+    assert_eq!(status(&[("Origin", "null")]), 403);
+    assert_eq!(status(&[("Origin", "http://93.184.216.34")]), 403);
+    assert_eq!(status(&[("Origin", &format!("http://127.0.0.1:{port}"))]), 200);
+    assert_eq!(status(&[("Origin", "http://localhost:3000")]), 200);
+    assert_eq!(status(&[("Origin", "https://my.lan")]), 200);
+    assert_eq!(status(&[("Host", "evil.example")]), 403);
+    assert_eq!(status(&[("Host", &format!("evil.example:{port}"))]), 403);
+    assert_eq!(status(&[("Host", "my.lan:80")]), 200);
+    assert_eq!(status(&[("Host", "[::1]:80")]), 200);
+    let page = server.get("/");
+    assert!(page.text().contains("<title>") && page.header("content-security-policy").is_some());
+}
+
+#[test]
+fn a_prompt_that_leaves_no_room_is_refused_with_both_numbers() {
+    let server = Server::toy(2, 64, Config::default());
+    let ids = |n: usize| -> Value { vec![5; n].into() };
+    for stream in [false, true] {
+        for n in [64, 65, 1000] {
+            let request = json!({"prompt": ids(n), "stream": stream, "max_tokens": 4});
+            let reply = server.post("/v1/completions", &request);
+            assert_eq!(reply.error().0, 400);
+            let error = reply.json()["error"].clone();
+            assert_eq!(error["code"], "context_length_exceeded");
+            let message = error["message"].as_str().unwrap();
+            assert!(message.contains(&n.to_string()) && message.contains("64"), "{message}");
+        }
+    }
+    let request = json!({"prompt": ids(63), "max_tokens": 50, "ignore_eos": true});
+    let found = server.post("/v1/completions", &request).json();
+    assert_eq!(found["choices"][0]["finish_reason"], "length");
+    assert_eq!(found["usage"]["completion_tokens"], 1);
+}
