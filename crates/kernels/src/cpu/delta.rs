@@ -16,6 +16,9 @@ pub struct DeltaScratch {
     beta: Vec<f32>,  // [tokens, value_heads]
 }
 
+/// Fills a token's decays and betas.
+type Gates<'a> = dyn Fn(usize, &mut [f32], &mut [f32]) + Sync + 'a;
+
 impl Cpu {
     /// The gated delta rule of one sequence's run, token after token; `state` is read and updated.
     ///
@@ -100,7 +103,7 @@ impl Cpu {
         qkv: &[f32],
         keys: &mut [f32],
         gate: [&mut [f32]; 2],
-        gates: &(dyn Fn(usize, &mut [f32], &mut [f32]) + Sync),
+        gates: &Gates<'_>,
     ) {
         let (width, qkv_width, heads) = (2 * shape.key_width(), shape.qkv_width(), shape.value_heads);
         let tokens = keys.len().checked_div(width).unwrap_or(0);
