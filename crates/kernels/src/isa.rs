@@ -13,9 +13,9 @@ const VARIABLE: &str = "BASERT_ISA";
 pub enum Isa {
     /// The plain Rust definition of every operation.
     Reference,
-    /// AVX2 with FMA, F16C and BMI2 (x86-64-v3).
+    /// AVX2 with FMA, F16C and BMI2 (x86-64-v3); AVX-VNNI is used where the processor has it.
     Avx2,
-    /// AVX-512 F, BW, DQ and VL (x86-64-v4); VNNI is used where the processor has it.
+    /// AVX-512 F, BW, DQ and VL (x86-64-v4); VNNI and VBMI are used where the processor has them.
     Avx512,
 }
 

@@ -31,9 +31,14 @@ enum Kind {
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
+    Avx2Vnni,
+    #[cfg(target_arch = "x86_64")]
     Avx512,
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
+    /// VNNI and VBMI, which came with Ice Lake and Zen 4.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vbmi,
 }
 
 impl Level {
@@ -42,11 +47,9 @@ impl Level {
         match isa {
             Isa::Reference => Some(Level(Kind::Reference)),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => has_avx2().then_some(Level(Kind::Avx2)),
+            Isa::Avx2 => avx2_levels().last(),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => has_avx512().then(|| {
-                Level(if is_x86_feature_detected!("avx512vnni") { Kind::Avx512Vnni } else { Kind::Avx512 })
-            }),
+            Isa::Avx512 => avx512_levels().last(),
             #[cfg(not(target_arch = "x86_64"))]
             Isa::Avx2 | Isa::Avx512 => None,
         }
@@ -58,9 +61,8 @@ impl Level {
         let mut levels = vec![Level(Kind::Reference), Level(Kind::Portable)];
         #[cfg(target_arch = "x86_64")]
         {
-            levels.extend(has_avx2().then_some(Level(Kind::Avx2)));
-            levels.extend(has_avx512().then_some(Level(Kind::Avx512)));
-            levels.extend(Level::detect(Isa::Avx512).filter(|&level| level != Level(Kind::Avx512)));
+            levels.extend(avx2_levels());
+            levels.extend(avx512_levels());
         }
         levels
     }
@@ -72,53 +74,84 @@ impl Level {
             Kind::Reference => kernel.reference(),
             #[cfg(test)]
             Kind::Portable => kernel.vectorized(crate::vector::portable::Portable),
-            // SAFETY: these kinds exist only where `detect` or `all` found their features.
+            // SAFETY: these kinds exist only where their features were found.
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => unsafe { run_avx2(kernel) },
-            // SAFETY: as above; VNNI is a superset.
+            Kind::Avx2Vnni if K::INTEGER => unsafe { run_avx2_vnni(kernel) },
+            // SAFETY: as above; VNNI comes on top of AVX2.
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 | Kind::Avx2Vnni => unsafe { run_avx2(kernel) },
+            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Vnni if K::INTEGER => unsafe { run_avx512_vnni(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 | Kind::Avx512Vnni => unsafe { run_avx512(kernel) },
+            Kind::Avx512Vbmi if K::INTEGER => unsafe { run_avx512_vbmi(kernel) },
+            // SAFETY: as above; VNNI and VBMI come on top of the others.
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 | Kind::Avx512Vnni | Kind::Avx512Vbmi => unsafe { run_avx512(kernel) },
         }
     }
 }
 
+/// Levels of AVX2 that this processor has, slowest first.
 #[cfg(target_arch = "x86_64")]
-fn has_avx2() -> bool {
-    is_x86_feature_detected!("avx2")
+fn avx2_levels() -> impl Iterator<Item = Level> {
+    let avx2 = is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
         && is_x86_feature_detected!("f16c")
-        && is_x86_feature_detected!("bmi2")
+        && is_x86_feature_detected!("bmi2");
+    let vnni = avx2 && is_x86_feature_detected!("avxvnni");
+    [(avx2, Kind::Avx2), (vnni, Kind::Avx2Vnni)]
+        .into_iter()
+        .filter_map(|(has, kind)| has.then_some(Level(kind)))
 }
 
+/// Levels of AVX-512 that this processor has, slowest first.
 #[cfg(target_arch = "x86_64")]
-fn has_avx512() -> bool {
-    has_avx2()
+fn avx512_levels() -> impl Iterator<Item = Level> {
+    let avx512 = avx2_levels().next().is_some()
         && is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vl");
+    let vnni = avx512 && is_x86_feature_detected!("avx512vnni");
+    let vbmi = vnni && is_x86_feature_detected!("avx512vbmi");
+    [(avx512, Kind::Avx512), (vnni, Kind::Avx512Vnni), (vbmi, Kind::Avx512Vbmi)]
+        .into_iter()
+        .filter_map(|(has, kind)| has.then_some(Level(kind)))
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
 fn run_avx2<K: Kernel>(kernel: K) {
     // SAFETY: this function's features are the token's.
-    kernel.vectorized(unsafe { Avx2::new_unchecked() });
+    kernel.vectorized(unsafe { Avx2::<false>::new_unchecked() });
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,bmi2,avxvnni")]
+fn run_avx2_vnni<K: Kernel>(kernel: K) {
+    // SAFETY: this function's features are the token's.
+    kernel.vectorized(unsafe { Avx2::<true>::new_unchecked() });
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl")]
 fn run_avx512<K: Kernel>(kernel: K) {
     // SAFETY: this function's features are the token's.
-    kernel.vectorized(unsafe { Avx512::<false>::new_unchecked() });
+    kernel.vectorized(unsafe { Avx512::<false, false>::new_unchecked() });
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn run_avx512_vnni<K: Kernel>(kernel: K) {
     // SAFETY: this function's features are the token's.
-    kernel.vectorized(unsafe { Avx512::<true>::new_unchecked() });
+    kernel.vectorized(unsafe { Avx512::<true, false>::new_unchecked() });
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+fn run_avx512_vbmi<K: Kernel>(kernel: K) {
+    // SAFETY: this function's features are the token's.
+    kernel.vectorized(unsafe { Avx512::<true, true>::new_unchecked() });
 }

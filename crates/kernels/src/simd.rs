@@ -17,6 +17,7 @@ mod kv;
 mod math;
 mod norm;
 mod quantize;
+mod rows;
 mod scales;
 mod tile;
 
@@ -83,7 +84,7 @@ impl Kernel for AffineLinear<'_> {
 
 /// Asks for the cache line at `at`. Any address will do: nothing is read and nothing faults.
 #[inline(always)]
-fn prefetch(at: *const u8) {
+pub(crate) fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of x86-64, and a prefetch has no effect but on the caches.
     unsafe {

@@ -26,14 +26,16 @@ pub(crate) trait Simd: Copy + peak::Peak {
     type H: Copy;
     /// Sixty-four bytes: codes or quantised activations.
     type Bytes: Copy;
-    /// Eight i32 lanes: dot products of one row. The first four belong to the first half of a 64-column block, the
-    /// last four to the second half.
-    type Partial: Copy;
+    /// Four times four i32 lanes, the quads: dot products, quad q being those of bytes 16q to 16q + 15.
+    type Quads: Copy;
     /// Sixteen i32 lanes, one per row of a tile.
     type Sums: Copy;
 
     /// What [`Simd::dot_bytes`] and [`Simd::tile_bytes`] subtract from every code.
     const CODE_OFFSET: i32;
+
+    /// Whether there are registers for the sums of 32 rows and 4 tokens side by side, or only for 16 rows and 2 tokens.
+    const ROOMY: bool;
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::F;
@@ -101,51 +103,41 @@ pub(crate) trait Simd: Copy + peak::Peak {
     fn store_bytes(self, v: Self::Bytes, out: &mut [u8; 64]);
     /// Signed bytes in memory order.
     fn activations(self, x: &[i8; 64]) -> Self::Bytes;
-    /// Bytes in split order (see [`split_order`]).
-    fn split(self, x: &[u8; 64]) -> Self::Bytes;
-    /// Bytes in split order from words in memory order.
-    fn split_words(self, x: [u64; 8]) -> Self::Bytes;
-    /// The low nibbles of the bytes, then the high ones: nibble order (see [`nibble_order`]).
-    fn nibbles(self, x: &[u8; 32]) -> Self::Bytes;
+    /// The low nibbles of the bytes, and the high ones.
+    fn nibbles(self, x: Self::Bytes) -> [Self::Bytes; 2];
     /// `table[byte]` for bytes below 16.
     fn lookup(self, bytes: Self::Bytes, table: &[u8; 16]) -> Self::Bytes;
-    /// Eight codes of `bits` bits from the low end of `packed`, one per byte.
-    fn spread(self, packed: u64, bits: usize) -> u64;
+    /// The first 64 codes of `bits` < 8 bits, in order, one per byte.
+    fn unpack(self, packed: &[u8; 64], bits: usize) -> Self::Bytes;
+    /// Sixteen rows of eight two-byte values, transposed: all rows' first values, then all second ones, and so on.
+    fn transpose(self, rows: [&[u8; 16]; 16]) -> [[u8; 32]; 8];
 
     /// No products yet.
-    fn zero_partial(self) -> Self::Partial;
-    /// Products of unsigned codes below 64 and activations, summed by half-block; both in the same order.
-    fn dot_codes(self, codes: Self::Bytes, x: Self::Bytes) -> Self::Partial;
+    fn zero_quads(self) -> Self::Quads;
+    /// Products of two registers of codes below 32 with their activations, in one sum.
+    fn dot_pair(self, codes: [Self::Bytes; 2], x: [Self::Bytes; 2]) -> Self::Quads;
+    /// Products of unsigned codes below 64 and activations.
+    fn dot_codes(self, codes: Self::Bytes, x: Self::Bytes) -> Self::Quads;
     /// The same for any codes, each less [`Simd::CODE_OFFSET`].
-    fn dot_bytes(self, codes: Self::Bytes, x: Self::Bytes) -> Self::Partial;
-    /// Sums of eight rows (lane r is row r), for the first halves and for the second halves of their blocks.
-    fn sum_halves(self, rows: [Self::Partial; 8]) -> (Self::Partial, Self::Partial);
-    /// Lane-wise sum.
-    fn add_partial(self, a: Self::Partial, b: Self::Partial) -> Self::Partial;
-    /// The first eight rows and the last eight, each plus `offset`, as floats.
-    fn partials_to_f32(self, first: Self::Partial, last: Self::Partial, offset: i32) -> Self::F;
+    fn dot_bytes(self, codes: Self::Bytes, x: Self::Bytes) -> Self::Quads;
+    /// The quads of four rows summed: lane r of every quad is the sum of row r's quad.
+    fn sum_quads(self, rows: [Self::Quads; 4]) -> Self::Quads;
+    /// The same where no lane exceeds 2^14 in magnitude.
+    fn sum_small_quads(self, rows: [Self::Quads; 4]) -> Self::Quads;
+    /// Four times four rows, as [`Simd::sum_quads`] leaves them: sixteen rows of each quad.
+    fn turn(self, rows: [Self::Quads; 4]) -> [Self::Sums; 4];
 
     /// No sums yet.
     fn zero_sums(self) -> Self::Sums;
+    /// Lane-wise sum.
+    fn add_sums(self, a: Self::Sums, b: Self::Sums) -> Self::Sums;
     /// Adds the products of two units: `codes` hold four columns of sixteen rows, `x` the four activations. Codes are
     /// below 64.
-    fn tile_codes(self, acc: Self::Sums, codes: [Self::Bytes; 2], x: [[i8; 4]; 2]) -> Self::Sums;
+    fn tile_codes(self, acc: Self::Sums, codes: [Self::Bytes; 2], x: &[[i8; 4]; 2]) -> Self::Sums;
     /// The same for any codes, each less [`Simd::CODE_OFFSET`].
-    fn tile_bytes(self, acc: Self::Sums, codes: [Self::Bytes; 2], x: [[i8; 4]; 2]) -> Self::Sums;
+    fn tile_bytes(self, acc: Self::Sums, codes: [Self::Bytes; 2], x: &[[i8; 4]; 2]) -> Self::Sums;
     /// Every sum plus `offset`, as floats.
     fn sums_to_f32(self, sums: Self::Sums, offset: i32) -> Self::F;
-}
-
-/// Activations of a 64-column block in the order of [`Simd::nibbles`]: even columns, then odd ones. Each 16 bytes then
-/// belong to one half of the block: first, second, first, second.
-pub(crate) fn nibble_order(natural: &[i8; 64]) -> [i8; 64] {
-    std::array::from_fn(|i| natural[2 * (i % 32) + i / 32])
-}
-
-/// Activations of a 64-column block in the order of [`Simd::split`]: 16 columns of the first half, 16 of the second,
-/// then the rest of each.
-pub(crate) fn split_order(natural: &[i8; 64]) -> [i8; 64] {
-    std::array::from_fn(|i| natural[[0, 32, 16, 48][i / 16] + i % 16])
 }
 
 /// The first elements `x` and `fill` in the rest.

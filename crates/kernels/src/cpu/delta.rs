@@ -16,6 +16,9 @@ pub struct DeltaScratch {
     beta: Vec<f32>,  // [tokens, value_heads]
 }
 
+/// Fills a token's decays and betas.
+type Gates<'a> = dyn Fn(usize, &mut [f32], &mut [f32]) + Sync + 'a;
+
 impl Cpu {
     /// The gated delta rule of one sequence's run, token after token; `state` is read and updated.
     ///
@@ -51,15 +54,17 @@ impl Cpu {
         );
         assert_eq!(out.len(), tokens * shape.value_width(), "output is not [tokens, value_heads, value_dim]");
 
-        self.normalize_keys(shape, qkv, grown(&mut scratch.keys, tokens * 2 * shape.key_width(), 0.0));
+        let keys = grown(&mut scratch.keys, tokens * 2 * shape.key_width(), 0.0);
         let decay = grown(&mut scratch.decay, a.len(), 0.0);
         let beta = grown(&mut scratch.beta, a.len(), 0.0);
-        for (i, (decay, beta)) in decay.iter_mut().zip(&mut *beta).enumerate() {
-            let head = i % value_heads;
-            (*decay, *beta) = gates(a[i], b[i], neg_a[head], dt_bias[head]);
-        }
+        self.keys_and_gates(shape, qkv, keys, [decay, beta], &|token, decay, beta| {
+            for (head, (decay, beta)) in decay.iter_mut().zip(beta).enumerate() {
+                let i = token * value_heads + head;
+                (*decay, *beta) = gates(a[i], b[i], neg_a[head], dt_bias[head]);
+            }
+        });
 
-        let (keys, decay, beta) = (&scratch.keys[..], &*decay, &*beta);
+        let (keys, decay, beta) = (&*keys, &*decay, &*beta);
         let state = SharedMut::new(state, value_dim);
         let out = SharedMut::new(out, shape.value_width());
         let blocks = value_dim.div_ceil(COLUMNS);
@@ -91,15 +96,33 @@ impl Cpu {
         });
     }
 
-    fn normalize_keys(&self, shape: &DeltaShape, qkv: &[f32], keys: &mut [f32]) {
-        let (width, qkv_width) = (2 * shape.key_width(), shape.qkv_width());
+    /// Normalises the keys of all tokens and calls `gates` for each with its decays and betas to fill.
+    fn keys_and_gates(
+        &self,
+        shape: &DeltaShape,
+        qkv: &[f32],
+        keys: &mut [f32],
+        gate: [&mut [f32]; 2],
+        gates: &Gates<'_>,
+    ) {
+        let (width, qkv_width, heads) = (2 * shape.key_width(), shape.qkv_width(), shape.value_heads);
         let tokens = keys.len().checked_div(width).unwrap_or(0);
-        let keys = SharedMut::new(keys, width);
+        let (keys, [decay, beta]) =
+            (SharedMut::new(keys, width), gate.map(|gate| SharedMut::new(gate, heads)));
         self.split(tokens, 1, 4, &|range| {
             // SAFETY: ranges are disjoint.
-            let keys = unsafe { keys.block(range.clone(), 0..width) };
+            let (keys, mut decay, mut beta) = unsafe {
+                (
+                    keys.block(range.clone(), 0..width),
+                    decay.block(range.clone(), 0..heads),
+                    beta.block(range.clone(), 0..heads),
+                )
+            };
             let qkv = &qkv[range.start * qkv_width..range.end * qkv_width];
             self.level.run(NormalizeKeys { shape, qkv, keys });
+            for (row, token) in range.enumerate() {
+                gates(token, decay.row_mut(row), beta.row_mut(row));
+            }
         });
     }
 }

@@ -5,11 +5,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Cpu, PIECES_PER_THREAD};
 use crate::level::Kernel;
+use crate::simd::prefetch;
 use crate::vector::Simd;
 use crate::vector::peak::{plain_bytes, plain_floats};
 
 /// Bytes that a thread reads at a time.
 const PIECE: usize = 1 << 20;
+
+/// Bytes ahead of the current ones that are fetched meanwhile.
+const AHEAD: usize = 8 << 10;
 
 /// Kinds of multiply-adds that the kernels are made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -53,6 +57,8 @@ impl Read<'_> {
         let (lines, rest) = self.bytes.as_chunks::<64>();
         let mut lanes = [0u64; 8];
         for line in lines {
+            // As the kernels do it, a fixed distance ahead.
+            prefetch(line.as_ptr().wrapping_add(AHEAD));
             for (lane, word) in lanes.iter_mut().zip(line.as_chunks::<8>().0) {
                 *lane = lane.wrapping_add(u64::from_le_bytes(*word));
             }

@@ -7,8 +7,7 @@ use crate::reference::float::{FloatLinear, decode_row};
 use crate::reference::quantize::Quantize;
 use crate::scratch::{grown, with_local};
 use crate::shared::SharedMut;
-use crate::simd::affine::{BLOCK, TILE_ROWS, TILE_TOKENS, passes};
-use crate::vector::{nibble_order, split_order};
+use crate::simd::affine::{BLOCK, TILE_ROWS, TILE_TOKENS};
 
 /// Jobs whose outputs are shared out in one dispatch.
 const MAX_JOBS: usize = 8;
@@ -39,7 +38,7 @@ struct ActivationSet {
     scales: Vec<f32>,
     weighted: Vec<f32>,
     nibble: Vec<[i8; 64]>,
-    split: Vec<[i8; 64]>,
+    plain: Vec<[i8; 64]>,
 }
 
 /// What the matrices of a call need of one block width.
@@ -47,7 +46,7 @@ struct ActivationSet {
 struct Needs {
     any: bool,
     nibble: bool,
-    split: bool,
+    plain: bool,
 }
 
 impl Cpu {
@@ -115,7 +114,7 @@ impl Cpu {
             let nibble = matches!(matrix.coding, Coding::Fp4 | Coding::Affine { bits: 4, .. });
             need.any = true;
             need.nibble |= nibble;
-            need.split |= !nibble;
+            need.plain |= !nibble;
         }
         for ((set, need), block) in scratch.sets.iter_mut().zip(needs).zip([16, 32, 64]) {
             if need.any {
@@ -194,36 +193,62 @@ impl ActivationSet {
             cols,
             block,
             codes: &self.codes[..tokens * cols],
-            packed: Packed { nibble: &self.nibble, split: &self.split },
+            packed: Packed {
+                nibble: self.nibble.get(..tokens * nibble_registers(cols, block)).unwrap_or_default(),
+                plain: self.plain.get(..tokens * cols.div_ceil(BLOCK)).unwrap_or_default(),
+            },
             sums: &self.sums[..blocks],
             scales: &self.scales[..blocks],
             weighted: &self.weighted[..blocks],
         }
     }
 
-    /// Permutes the codes for the row kernels.
+    /// Arranges the codes for the row kernels.
     fn pack(&mut self, tokens: usize, cols: usize, block: usize, need: Needs) {
-        let wide = cols.div_ceil(BLOCK);
-        let len = tokens * passes(block) * wide;
-        let nibble = grown(&mut self.nibble, if need.nibble { len } else { 0 }, [0; 64]);
-        let split = grown(&mut self.split, if need.split { len } else { 0 }, [0; 64]);
-        for (token, codes) in self.codes.chunks_exact(cols).take(tokens).enumerate() {
-            for pass in 0..passes(block) {
-                for (i, columns) in codes.chunks(BLOCK).enumerate() {
-                    let mut natural = [0; BLOCK];
-                    natural[..columns.len()].copy_from_slice(columns);
-                    if passes(block) == 2 {
-                        // Keep the first or the second 16 of every 32 columns.
-                        natural.chunks_exact_mut(16).skip(1 - pass).step_by(2).for_each(|x| x.fill(0));
-                    }
-                    let index = (token * passes(block) + pass) * wide + i;
-                    if need.nibble {
-                        nibble[index] = nibble_order(&natural);
-                    }
-                    if need.split {
-                        split[index] = split_order(&natural);
-                    }
-                }
+        let rows = self.codes.chunks_exact(cols).take(tokens);
+        if need.nibble {
+            let registers = nibble_registers(cols, block);
+            let nibble = grown(&mut self.nibble, tokens * registers, [0; 64]);
+            for (codes, out) in rows.clone().zip(nibble.chunks_exact_mut(registers)) {
+                pack_nibbles(codes, block, out);
+            }
+        }
+        if need.plain {
+            let registers = cols.div_ceil(BLOCK);
+            let plain = grown(&mut self.plain, tokens * registers, [0; 64]);
+            for (codes, out) in rows.zip(plain.chunks_exact_mut(registers)) {
+                let out = out.as_flattened_mut();
+                out[..cols].copy_from_slice(codes);
+                out[cols..].fill(0);
+            }
+        }
+    }
+}
+
+/// Registers of one token in [`Packed::nibble`].
+fn nibble_registers(cols: usize, block: usize) -> usize {
+    passes(block) * 2 * cols.div_ceil(2 * BLOCK)
+}
+
+/// Passes of [`Packed::nibble`].
+fn passes(block: usize) -> usize {
+    if block == 16 { 2 } else { 1 }
+}
+
+/// One token of [`Packed::nibble`].
+fn pack_nibbles(codes: &[i8], block: usize, out: &mut [[i8; 64]]) {
+    let passes = passes(block);
+    let per_pass = out.len() / passes;
+    for (pass, out) in out.chunks_exact_mut(per_pass).enumerate() {
+        for (columns, out) in codes.chunks(2 * BLOCK).zip(out.as_chunks_mut().0) {
+            let mut natural = [0; 2 * BLOCK];
+            natural[..columns.len()].copy_from_slice(columns);
+            if passes == 2 {
+                natural.chunks_exact_mut(16).skip(1 - pass).step_by(2).for_each(|x| x.fill(0));
+            }
+            let [even, odd] = out;
+            for (i, pair) in natural.as_chunks::<2>().0.iter().enumerate() {
+                [even[i], odd[i]] = *pair;
             }
         }
     }

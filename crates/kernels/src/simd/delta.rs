@@ -1,8 +1,11 @@
-//! The gated delta rule, sixteen value columns at a time.
+//! The gated delta rule, sixteen or 32 value columns at a time.
 
 use crate::reference::delta::{self, DeltaColumns, DeltaToken};
 use crate::scratch::{Line, grown};
 use crate::vector::{LANES, Simd, lanes, lanes_mut};
+
+/// Sixteen columns of a row of the state.
+type Columns = Line<[f32; LANES]>;
 
 /// See [`DeltaColumns`].
 ///
@@ -14,80 +17,157 @@ pub(crate) fn delta_columns<S: Simd>(s: S, mut a: DeltaColumns<'_>) {
     if !width.is_multiple_of(LANES) {
         return delta::delta_columns(a);
     }
-    let key_dim = a.shape.key_dim;
     let mut buffer = std::mem::take(&mut a.local.lines);
-    let block = grown(&mut buffer, key_dim * width / LANES, Line([0.0; LANES]));
-    for c in (0..width).step_by(LANES) {
-        let block = &mut block[c / LANES * key_dim..][..key_dim];
-        for (i, row) in block.iter_mut().enumerate() {
-            row.0 = *lanes(a.state.row(i), c);
-        }
-    }
-    for token in 0..a.out.rows() {
-        for c in (0..width).step_by(LANES) {
-            let block = &mut block[c / LANES * key_dim..][..key_dim];
-            let out = step(s, a.token(token), c, block);
-            s.store(out, lanes_mut(a.out.row_mut(token), c));
-        }
-    }
-    for c in (0..width).step_by(LANES) {
-        let block = &block[c / LANES * key_dim..][..key_dim];
-        for (i, row) in block.iter().enumerate() {
-            *lanes_mut(a.state.row_mut(i), c) = row.0;
-        }
+    let mut c = 0;
+    while c < width {
+        c += if S::ROOMY && c + 2 * LANES <= width {
+            run::<S, 2>(s, &mut a, c, &mut buffer)
+        } else {
+            run::<S, 1>(s, &mut a, c, &mut buffer)
+        };
     }
     a.local.lines = buffer;
 }
 
-/// One token, sixteen columns from `c` on; rows of the block are contiguous.
+/// All tokens over `VECTORS` times sixteen columns from `c` on; returns how many columns that is.
 #[inline(always)]
-fn step<S: Simd>(s: S, token: DeltaToken<'_>, c: usize, block: &mut [Line<[f32; LANES]>]) -> S::F {
-    let (q, k) = (&token.q[..block.len()], &token.k[..block.len()]);
-    let decay = s.splat(token.decay);
-    let mut chains = [s.splat(0.0); 4];
+fn run<S: Simd, const VECTORS: usize>(
+    s: S,
+    a: &mut DeltaColumns<'_>,
+    c: usize,
+    buffer: &mut Vec<Columns>,
+) -> usize {
+    let (block, _) = grown(buffer, a.shape.key_dim * VECTORS, Line([0.0; LANES])).as_chunks_mut::<VECTORS>();
+    for (i, row) in block.iter_mut().enumerate() {
+        for (v, columns) in row.iter_mut().enumerate() {
+            columns.0 = *lanes(a.state.row(i), c + v * LANES);
+        }
+    }
+    let tokens = a.out.rows();
+    let nothing = [s.splat(0.0); VECTORS];
+    let mut m = nothing;
+    if tokens > 0 {
+        m = walk::<S, VECTORS, false, true>(s, block, a.token(0), nothing, a.token(0)).m;
+    }
+    for token in 0..tokens {
+        let now = a.token(token);
+        let mut d = nothing;
+        for v in 0..VECTORS {
+            let value = s.load(lanes(now.v, c + v * LANES));
+            d[v] = s.mul(s.sub(value, m[v]), s.splat(now.beta));
+        }
+        let out = if token + 1 == tokens {
+            walk::<S, VECTORS, true, false>(s, block, now, d, now).o
+        } else {
+            let next = a.token(token + 1);
+            let sums = both::<S, VECTORS>(s, block, now, d, next);
+            m = sums.m;
+            sums.o
+        };
+        for (v, out) in out.into_iter().enumerate() {
+            s.store(out, lanes_mut(a.out.row_mut(token), c + v * LANES));
+        }
+    }
+    for (i, row) in block.iter().enumerate() {
+        for (v, columns) in row.iter().enumerate() {
+            *lanes_mut(a.state.row_mut(i), c + v * LANES) = columns.0;
+        }
+    }
+    VECTORS * LANES
+}
+
+/// What a walk over the rows sums up.
+#[derive(Clone, Copy)]
+struct Sums<S: Simd, const VECTORS: usize> {
+    /// `Σ S·k` of the next token.
+    m: [S::F; VECTORS],
+    /// `Σ S·q` of this token.
+    o: [S::F; VECTORS],
+}
+
+/// This token's update and the next token's decay: in one walk over the state, which is read and written once for both,
+/// if there are registers for it.
+#[inline(always)]
+fn both<S: Simd, const VECTORS: usize>(
+    s: S,
+    block: &mut [[Columns; VECTORS]],
+    now: DeltaToken<'_>,
+    d: [S::F; VECTORS],
+    next: DeltaToken<'_>,
+) -> Sums<S, VECTORS> {
+    if S::ROOMY {
+        return walk::<S, VECTORS, true, true>(s, block, now, d, next);
+    }
+    let o = walk::<S, VECTORS, true, false>(s, block, now, d, next).o;
+    let m = walk::<S, VECTORS, false, true>(s, block, now, d, next).m;
+    Sums { m, o }
+}
+
+/// Over all rows of the state: with `UPDATE`, `S = fma(k, d, S)` and `o = Σ S·q` for this token; then, with `DECAY`,
+/// `S = S·decay` and `m = Σ S·k` for the next one.
+#[inline(always)]
+fn walk<S: Simd, const VECTORS: usize, const UPDATE: bool, const DECAY: bool>(
+    s: S,
+    block: &mut [[Columns; VECTORS]],
+    now: DeltaToken<'_>,
+    d: [S::F; VECTORS],
+    next: DeltaToken<'_>,
+) -> Sums<S, VECTORS> {
+    let mut chains = [Sums { m: [s.splat(0.0); VECTORS], o: [s.splat(0.0); VECTORS] }; 4];
+    let decay = s.splat(next.decay);
+    let rows = block.len();
     let (fours, tail) = block.as_chunks_mut::<4>();
-    let (k_fours, k_tail) = k.as_chunks::<4>();
-    for (rows, k) in fours.iter_mut().zip(k_fours) {
+    let (q, q_tail) = now.q[..rows].as_chunks::<4>();
+    let (k, k_tail) = now.k[..rows].as_chunks::<4>();
+    let (next_k, next_tail) = next.k[..rows].as_chunks::<4>();
+    for (((rows, q), k), next_k) in fours.iter_mut().zip(q).zip(k).zip(next_k) {
         for i in 0..4 {
-            chains[i] = decayed(s, &mut rows[i], decay, k[i], chains[i]);
+            let keys = Keys { q: q[i], k: k[i], next: next_k[i] };
+            one_row::<S, VECTORS, UPDATE, DECAY>(s, &mut rows[i], keys, d, decay, &mut chains[i]);
         }
     }
-    for (i, (row, k)) in tail.iter_mut().zip(k_tail).enumerate() {
-        chains[i] = decayed(s, row, decay, *k, chains[i]);
+    for (i, row) in tail.iter_mut().enumerate() {
+        let keys = Keys { q: q_tail[i], k: k_tail[i], next: next_tail[i] };
+        one_row::<S, VECTORS, UPDATE, DECAY>(s, row, keys, d, decay, &mut chains[i]);
     }
-    let v = s.load(lanes(token.v, c));
-    let d = s.mul(s.sub(v, sum_chains(s, chains)), s.splat(token.beta));
-    let mut chains = [s.splat(0.0); 4];
-    let (q_fours, q_tail) = q.as_chunks::<4>();
-    for ((rows, k), q) in fours.iter_mut().zip(k_fours).zip(q_fours) {
-        for i in 0..4 {
-            chains[i] = updated(s, &mut rows[i], d, k[i], q[i], chains[i]);
+    let [mut sums, second, third, fourth] = chains;
+    for v in 0..VECTORS {
+        // (0 + 1) + (2 + 3)
+        sums.m[v] = s.add(s.add(sums.m[v], second.m[v]), s.add(third.m[v], fourth.m[v]));
+        sums.o[v] = s.add(s.add(sums.o[v], second.o[v]), s.add(third.o[v], fourth.o[v]));
+    }
+    sums
+}
+
+/// What the tokens' keys and queries have for one row of the state.
+#[derive(Clone, Copy)]
+struct Keys {
+    q: f32,
+    k: f32,
+    /// The next token's.
+    next: f32,
+}
+
+/// One row of [`walk`].
+#[inline(always)]
+fn one_row<S: Simd, const VECTORS: usize, const UPDATE: bool, const DECAY: bool>(
+    s: S,
+    row: &mut [Columns; VECTORS],
+    keys: Keys,
+    d: [S::F; VECTORS],
+    decay: S::F,
+    chain: &mut Sums<S, VECTORS>,
+) {
+    for v in 0..VECTORS {
+        let mut value = s.load(&row[v].0);
+        if UPDATE {
+            value = s.fma(s.splat(keys.k), d[v], value);
+            chain.o[v] = s.fma(value, s.splat(keys.q), chain.o[v]);
         }
+        if DECAY {
+            value = s.mul(value, decay);
+            chain.m[v] = s.fma(value, s.splat(keys.next), chain.m[v]);
+        }
+        s.store(value, &mut row[v].0);
     }
-    for (i, ((row, k), q)) in tail.iter_mut().zip(k_tail).zip(q_tail).enumerate() {
-        chains[i] = updated(s, row, d, *k, *q, chains[i]);
-    }
-    sum_chains(s, chains)
-}
-
-/// `row = row·decay`; the chain with `row·k` added.
-#[inline(always)]
-fn decayed<S: Simd>(s: S, row: &mut Line<[f32; LANES]>, decay: S::F, k: f32, chain: S::F) -> S::F {
-    let value = s.mul(s.load(&row.0), decay);
-    s.store(value, &mut row.0);
-    s.fma(value, s.splat(k), chain)
-}
-
-/// `row = fma(k, d, row)`; the chain with `row·q` added.
-#[inline(always)]
-fn updated<S: Simd>(s: S, row: &mut Line<[f32; LANES]>, d: S::F, k: f32, q: f32, chain: S::F) -> S::F {
-    let value = s.fma(s.splat(k), d, s.load(&row.0));
-    s.store(value, &mut row.0);
-    s.fma(value, s.splat(q), chain)
-}
-
-/// (0 + 1) + (2 + 3).
-#[inline(always)]
-fn sum_chains<S: Simd>(s: S, chains: [S::F; 4]) -> S::F {
-    s.add(s.add(chains[0], chains[1]), s.add(chains[2], chains[3]))
 }

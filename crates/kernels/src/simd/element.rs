@@ -21,12 +21,12 @@ pub(crate) trait Element: Copy {
 
     /// Widens fewer than sixteen elements; the lanes after them are -0, the neutral summand of a dot product.
     #[inline(always)]
-    fn load_tail<S: Simd>(s: S, bytes: &[u8]) -> S::F {
+    fn tail(bytes: &[u8]) -> [f32; 16] {
         let mut lanes = [-0.0; 16];
         for (i, lane) in lanes.iter_mut().take(bytes.len() / Self::DTYPE.bytes()).enumerate() {
             *lane = float_at(Self::DTYPE, bytes, i);
         }
-        s.load(&lanes)
+        lanes
     }
 }
 

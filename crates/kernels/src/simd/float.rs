@@ -1,5 +1,7 @@
 //! Linear layers with float weights.
 
+use std::ops::Range;
+
 use basert_quant::FloatDtype;
 
 use super::element::{Bf16, Element, F16, F32};
@@ -8,6 +10,9 @@ use crate::vector::{LANES, Simd, padded};
 
 /// Tokens whose activations stay in the second-level cache while the rows of a task pass.
 const TOKEN_BLOCK: usize = 24;
+
+/// Most products of a tile, a multiple of eight.
+const MOST: usize = 24;
 
 /// Bytes ahead of the current position that are fetched while weights stream from memory.
 const PREFETCH: usize = 1024;
@@ -26,32 +31,42 @@ pub(crate) fn float_linear<S: Simd>(s: S, a: FloatLinear<'_>) {
 fn linear<S: Simd, E: Element>(s: S, mut a: FloatLinear<'_>) {
     let (tokens, rows) = (a.out.rows(), a.out.width());
     for first in (0..tokens).step_by(TOKEN_BLOCK) {
-        let last = tokens.min(first + TOKEN_BLOCK);
+        let block = first..tokens.min(first + TOKEN_BLOCK);
         let mut row = 0;
         while row < rows {
-            let mut token = first;
             // Enough independent sums to keep the multipliers busy, few enough to stay in registers.
-            if last - token == 1 && row + 4 <= rows {
-                tile::<S, E, 4, 1>(s, &mut a, row, token);
-                row += 4;
-                continue;
-            }
-            let pair = if row + 2 <= rows { 2 } else { 1 };
-            while token + 3 <= last && pair == 2 {
-                tile::<S, E, 2, 3>(s, &mut a, row, token);
-                token += 3;
-            }
-            for token in token..last {
-                for row in row..row + pair {
-                    tile::<S, E, 1, 1>(s, &mut a, row, token);
-                }
-            }
-            row += pair;
+            row += match rows - row {
+                4.. if S::ROOMY => some_rows::<S, E, 4, 6>(s, &mut a, row, &block),
+                4.. if block.len() == 1 => some_rows::<S, E, 4, 1>(s, &mut a, row, &block),
+                2.. => some_rows::<S, E, 2, 3>(s, &mut a, row, &block),
+                _ => some_rows::<S, E, 1, 1>(s, &mut a, row, &block),
+            };
         }
     }
 }
 
-/// `ROWS` rows times `TOKENS` tokens, at most eight products.
+/// `ROWS` rows times all tokens of a block, `TOKENS` at a time; returns how many rows that is.
+#[inline(always)]
+fn some_rows<S: Simd, E: Element, const ROWS: usize, const TOKENS: usize>(
+    s: S,
+    a: &mut FloatLinear<'_>,
+    row: usize,
+    block: &Range<usize>,
+) -> usize {
+    let mut token = block.start;
+    while token < block.end {
+        if token + TOKENS <= block.end {
+            tile::<S, E, ROWS, TOKENS>(s, a, row, token);
+            token += TOKENS;
+        } else {
+            tile::<S, E, ROWS, 1>(s, a, row, token);
+            token += 1;
+        }
+    }
+    ROWS
+}
+
+/// `ROWS` rows times `TOKENS` tokens, at most [`MOST`] products.
 #[inline(always)]
 fn tile<S: Simd, E: Element, const ROWS: usize, const TOKENS: usize>(
     s: S,
@@ -83,22 +98,27 @@ fn tile<S: Simd, E: Element, const ROWS: usize, const TOKENS: usize>(
         }
     }
     if !a.cols.is_multiple_of(LANES) {
+        // In two steps, because the accumulators would not stay in registers around a longer loop.
+        let (w, x) = (w.map(|(_, tail)| E::tail(tail)), x.map(|(_, tail)| padded(tail, 0.0)));
         for r in 0..ROWS {
-            let weights = E::load_tail(s, w[r].1);
             for t in 0..TOKENS {
-                acc[r][t] = s.fma(weights, s.load(&padded(x[t].1, 0.0)), acc[r][t]);
+                acc[r][t] = s.fma(s.load(&w[r]), s.load(&x[t]), acc[r][t]);
             }
         }
     }
-    let mut folded = [s.fold(s.splat(0.0)); 8];
-    for (folded, acc) in folded.iter_mut().zip(acc.as_flattened()) {
-        *folded = s.fold(*acc);
+    let mut folded = [s.fold(s.splat(0.0)); MOST];
+    for r in 0..ROWS {
+        for t in 0..TOKENS {
+            folded[r * TOKENS + t] = s.fold(acc[r][t]);
+        }
     }
-    let mut sums = [0.0; 8];
-    s.store_half(s.sum8(folded), &mut sums);
-    for t in 0..TOKENS {
-        for r in 0..ROWS {
-            a.out.row_mut(first_token + t)[first_row + r] = sums[r * TOKENS + t];
+    for first in (0..ROWS * TOKENS).step_by(8) {
+        let mut eight = [folded[first]; 8];
+        eight.copy_from_slice(&folded[first..first + 8]);
+        let mut sums = [0.0; 8];
+        s.store_half(s.sum8(eight), &mut sums);
+        for (i, sum) in (first..ROWS * TOKENS).zip(sums) {
+            a.out.row_mut(first_token + i % TOKENS)[first_row + i / TOKENS] = sum;
         }
     }
 }

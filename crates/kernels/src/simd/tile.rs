@@ -1,101 +1,189 @@
-//! Quantised linear layers for many tokens: weights are unpacked once per sixteen rows and reused.
+//! Quantised linear layers for many tokens: weights are unpacked once and reused.
 //!
 //! A tile's codes are interleaved in units of four columns of all sixteen rows, so that one multiply-add instruction
-//! meets four broadcast activations and rows are lanes from the start: no horizontal sums at all.
+//! meets four broadcast activations and rows are lanes from the start: no horizontal sums at all. One or two tiles by
+//! some tokens are computed side by side, in registers. Columns are taken in chunks whose units stay in the first-level
+//! cache while all tokens pass; between chunks the accumulators wait in the output.
 
-use super::affine::{BLOCK, TILE_ROWS, Tile, TileOut, unpack};
+use std::ops::Range;
+
+use super::affine::{BLOCK, Span, TILE_ROWS, Tile, TileScratch};
 use crate::matrix::{Coding, FP4_CODES, Quantized};
-use crate::reference::affine::Activations;
+use crate::reference::affine::{Activations, AffineLinear};
 use crate::scratch::{Line, grown};
+use crate::shared::ColumnBlock;
 use crate::vector::{Simd, padded};
 
 /// Columns of a unit.
 const UNIT: usize = 4;
 
-/// Tokens that share a walk over the tile.
-const TOKENS: usize = 2;
+/// Columns of a chunk: 16 KiB of units for each tile.
+const CHUNK: usize = 1024;
+
+/// Units of a chunk of one tile.
+const UNITS: usize = CHUNK / UNIT;
 
 /// One unit: byte `4·row + column`.
 pub(crate) type Unit = Line<[u8; UNIT * TILE_ROWS]>;
 
-/// See [`AffineLinear`](crate::reference::affine::AffineLinear), for one tile.
+/// See [`AffineLinear`]: `TILES` tiles and `TOKENS` tokens side by side.
 #[inline(always)]
-pub(crate) fn many_tokens<S: Simd>(
-    s: S,
-    tile: &Tile<'_>,
-    x: &Activations<'_>,
-    out: &mut TileOut<'_, '_>,
-    units: &mut Vec<Unit>,
-) {
-    let units = grown(units, x.cols.next_multiple_of(BLOCK) / UNIT, Line([0; UNIT * TILE_ROWS]));
-    unpack_tile(s, tile, units);
-    for token in (0..x.tokens).step_by(TOKENS) {
-        // An odd last token is computed twice.
-        let tokens = [token, (token + 1).min(x.tokens - 1)];
-        let acc = match tile.w.is_wide() {
-            true => token_pair::<S, true>(s, tile, units, x, tokens),
-            false => token_pair::<S, false>(s, tile, units, x, tokens),
-        };
-        for t in 0..TOKENS {
-            out.store(s, tokens[t], acc[t]);
+pub(crate) fn many_tokens<S: Simd, const TILES: usize, const TOKENS: usize>(s: S, mut a: AffineLinear<'_>) {
+    let (w, x, rows) = (a.weights, a.x, a.out.width());
+    let mut units = std::mem::take(&mut a.local.tile);
+    let (chunks, _) = grown(&mut units, TILES * UNITS, Line([0; UNIT * TILE_ROWS])).as_chunks_mut::<UNITS>();
+    let mut scratch: [TileScratch<'_>; TILES] = TileScratch::new(&w, a.local);
+    for first in (0..rows).step_by(TILES * TILE_ROWS) {
+        let mut starts = (first..).step_by(TILE_ROWS);
+        let mut tiles = scratch
+            .each_mut()
+            .map(|scratch| scratch.tile(w, a.first_row, Span::new(starts.next().unwrap_or(rows), rows)));
+        for tile in &mut tiles {
+            tile.need(s, w.groups() - 1);
         }
-    }
-}
-
-/// The sixteen outputs of each of two tokens.
-#[inline(always)]
-fn token_pair<S: Simd, const WIDE: bool>(
-    s: S,
-    tile: &Tile<'_>,
-    units: &[Unit],
-    x: &Activations<'_>,
-    tokens: [usize; TOKENS],
-) -> [S::F; TOKENS] {
-    let blocks = x.cols / x.block;
-    let per_group = tile.w.group / x.block;
-    let mut codes = [&[][..]; TOKENS];
-    for (codes, token) in codes.iter_mut().zip(tokens) {
-        *codes = x.codes[token * x.cols..][..x.cols].as_chunks::<UNIT>().0;
-    }
-    let mut acc = [s.splat(0.0); TOKENS];
-    for block in 0..blocks {
-        let range = block * x.block / UNIT..(block + 1) * x.block / UNIT;
-        let (pairs, _) = units[range.clone()].as_chunks::<2>();
-        let mut sums = [s.zero_sums(); TOKENS];
-        let first = codes[0][range.clone()].as_chunks::<2>().0;
-        let second = codes[1][range].as_chunks::<2>().0;
-        for ((pair, first), second) in pairs.iter().zip(first).zip(second) {
-            let weights = [s.bytes(&pair[0].0), s.bytes(&pair[1].0)];
-            if WIDE {
-                sums[0] = s.tile_bytes(sums[0], weights, *first);
-                sums[1] = s.tile_bytes(sums[1], weights, *second);
-            } else {
-                sums[0] = s.tile_codes(sums[0], weights, *first);
-                sums[1] = s.tile_codes(sums[1], weights, *second);
+        for start in (0..x.cols).step_by(CHUNK) {
+            let columns = start..x.cols.min(start + CHUNK);
+            for (tile, units) in tiles.iter().zip(&mut *chunks) {
+                unpack_tile(s, tile, &columns, units);
+            }
+            let units = std::array::from_fn(|t| chunks[t].as_chunks().0);
+            for token in (0..x.tokens).step_by(TOKENS) {
+                let step = Step { tiles: &tiles, units, x: &x, columns: columns.clone(), token };
+                match w.is_wide() {
+                    true => step.run::<S, TOKENS, true>(s, &mut a.out),
+                    false => step.run::<S, TOKENS, false>(s, &mut a.out),
+                }
             }
         }
-        let group = block / per_group;
-        let (scale, bias) = (s.load(&tile.scales[group].0), s.load(&tile.biases[group].0));
-        for t in 0..TOKENS {
-            let index = tokens[t] * blocks + block;
-            let offset = if WIDE { S::CODE_OFFSET * x.sums[index] } else { 0 };
-            let scaled = s.mul(s.sums_to_f32(sums[t], offset), s.splat(x.scales[index]));
-            acc[t] = s.fma(scaled, scale, acc[t]);
-            acc[t] = s.fma(s.splat(x.weighted[index]), bias, acc[t]);
-        }
     }
-    acc
+    a.local.tile = units;
 }
 
-/// Unpacks and interleaves the codes of sixteen rows.
+/// Tiles and tokens side by side, over a chunk of columns.
+struct Step<'a, const TILES: usize> {
+    tiles: &'a [Tile<'a>; TILES],
+    units: [&'a [[Unit; 2]]; TILES],
+    x: &'a Activations<'a>,
+    columns: Range<usize>,
+    /// The first token.
+    token: usize,
+}
+
+/// What a token brings to a chunk.
+#[derive(Clone, Copy, Default)]
+struct TokenChunk<'a> {
+    token: usize,
+    codes: &'a [[[i8; UNIT]; 2]],
+    sums: &'a [i32],     // [blocks]
+    scales: &'a [f32],   // [blocks]
+    weighted: &'a [f32], // [blocks]
+}
+
+impl<'a, const TILES: usize> Step<'a, TILES> {
+    fn token(&self, token: usize) -> TokenChunk<'a> {
+        let (x, first) = (self.x, self.columns.start / self.x.block);
+        // Behind the last token it is computed again.
+        let token = token.min(x.tokens - 1);
+        let blocks = token * (x.cols / x.block) + first..(token + 1) * (x.cols / x.block);
+        TokenChunk {
+            token,
+            codes: x.codes[token * x.cols..][self.columns.clone()].as_chunks().0.as_chunks().0,
+            sums: &x.sums[blocks.clone()],
+            scales: &x.scales[blocks.clone()],
+            weighted: &x.weighted[blocks],
+        }
+    }
+
+    /// Adds the chunk's products to the outputs.
+    #[inline(always)]
+    fn run<S: Simd, const TOKENS: usize, const WIDE: bool>(&self, s: S, out: &mut ColumnBlock<'_, f32>) {
+        let (block, per_group) = (self.x.block, self.tiles[0].w.group / self.x.block);
+        let mut tokens = [TokenChunk::default(); TOKENS];
+        for (t, token) in tokens.iter_mut().enumerate() {
+            *token = self.token(self.token + t);
+        }
+        let mut outputs = [[[0.0; TILE_ROWS]; TOKENS]; TILES];
+        if self.columns.start > 0 {
+            for (outputs, tile) in outputs.iter_mut().zip(self.tiles) {
+                for (outputs, token) in outputs.iter_mut().zip(&tokens) {
+                    *outputs = tile.span.load(out, token.token);
+                }
+            }
+        }
+        let mut acc = [[s.splat(0.0); TOKENS]; TILES];
+        for r in 0..TILES {
+            for t in 0..TOKENS {
+                acc[r][t] = s.load(&outputs[r][t]);
+            }
+        }
+        for (i, index) in (self.columns.start / block..self.columns.end / block).enumerate() {
+            let sums = self.products::<S, TOKENS, WIDE>(s, i, &tokens);
+            let group = if per_group == 1 { index } else { index / per_group };
+            for r in 0..TILES {
+                let tile = &self.tiles[r];
+                let (scale, bias) = (s.load(&tile.scales[group].0), s.load(&tile.biases[group].0));
+                for t in 0..TOKENS {
+                    let offset = if WIDE { S::CODE_OFFSET * tokens[t].sums[i] } else { 0 };
+                    let scaled = s.mul(s.sums_to_f32(sums[r][t], offset), s.splat(tokens[t].scales[i]));
+                    acc[r][t] = s.fma(scaled, scale, acc[r][t]);
+                    acc[r][t] = s.fma(s.splat(tokens[t].weighted[i]), bias, acc[r][t]);
+                }
+            }
+        }
+        for r in 0..TILES {
+            for t in 0..TOKENS {
+                s.store(acc[r][t], &mut outputs[r][t]);
+            }
+        }
+        for (outputs, tile) in outputs.iter().zip(self.tiles) {
+            for (outputs, token) in outputs.iter().zip(&tokens) {
+                tile.span.store(out, token.token, outputs);
+            }
+        }
+    }
+
+    /// Sums of the products of the chunk's activation block `index`.
+    #[inline(always)]
+    fn products<S: Simd, const TOKENS: usize, const WIDE: bool>(
+        &self,
+        s: S,
+        index: usize,
+        tokens: &[TokenChunk<'_>; TOKENS],
+    ) -> [[S::Sums; TOKENS]; TILES] {
+        let pairs = self.x.block / (2 * UNIT);
+        let mut units = self.units;
+        for r in 0..TILES {
+            units[r] = &units[r][index * pairs..][..pairs];
+        }
+        let mut codes = [&[][..]; TOKENS];
+        for t in 0..TOKENS {
+            codes[t] = &tokens[t].codes[index * pairs..][..pairs];
+        }
+        let mut sums = [[s.zero_sums(); TOKENS]; TILES];
+        for pair in 0..pairs {
+            for r in 0..TILES {
+                let weights = [s.bytes(&units[r][pair][0].0), s.bytes(&units[r][pair][1].0)];
+                for t in 0..TOKENS {
+                    sums[r][t] = match WIDE {
+                        true => s.tile_bytes(sums[r][t], weights, &codes[t][pair]),
+                        false => s.tile_codes(sums[r][t], weights, &codes[t][pair]),
+                    };
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Unpacks and interleaves some columns of sixteen rows.
 #[inline(always)]
-fn unpack_tile<S: Simd>(s: S, tile: &Tile<'_>, units: &mut [Unit]) {
+fn unpack_tile<S: Simd>(s: S, tile: &Tile<'_>, columns: &Range<usize>, units: &mut [Unit; UNITS]) {
     let w = &tile.w;
-    let bytes = BLOCK / 8 * w.bits();
-    for (block, units) in units.as_chunks_mut::<{ BLOCK / UNIT }>().0.iter_mut().enumerate() {
+    let blocks = units.as_chunks_mut::<{ BLOCK / UNIT }>().0.iter_mut();
+    for (units, column) in blocks.zip(columns.clone().step_by(BLOCK)) {
         let mut codes = [[0; BLOCK]; TILE_ROWS];
         for (codes, number) in codes.iter_mut().zip(&tile.numbers) {
-            let packed = &w.codes[number * w.row_bytes() + block * bytes..];
+            let packed = &w.codes[number * w.row_bytes() + column / 8 * w.bits()..];
             // As in the row kernel, columns behind the row's end are never used.
             match packed.first_chunk() {
                 Some(packed) => unpack_block(s, w, packed, codes),
@@ -113,12 +201,9 @@ fn unpack_block<S: Simd>(s: S, w: &Quantized<'_>, packed: &[u8; BLOCK], codes: &
         *codes = *packed;
         return;
     }
-    for (codes, word) in codes.as_chunks_mut::<8>().0.iter_mut().zip(unpack(s, packed, w.bits())) {
-        *codes = word.to_le_bytes();
-    }
-    if w.coding == Coding::Fp4 {
-        s.store_bytes(s.lookup(s.bytes(codes), &FP4_CODES), codes);
-    }
+    let unpacked = s.unpack(packed, w.bits());
+    let fp4 = w.coding == Coding::Fp4;
+    s.store_bytes(if fp4 { s.lookup(unpacked, &FP4_CODES) } else { unpacked }, codes);
 }
 
 /// Transposes a block of four-byte units.

@@ -1,4 +1,4 @@
-//! The virtual vector on AVX2 with FMA, F16C and BMI2: two 256-bit registers.
+//! The virtual vector on AVX2 with FMA and F16C: two 256-bit registers; with AVX-VNNI where the processor has it.
 
 use std::arch::x86_64::*;
 
@@ -6,13 +6,13 @@ use super::Simd;
 
 /// The token of this instruction set.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2<const VNNI: bool>(());
 
-impl Avx2 {
+impl<const VNNI: bool> Avx2<VNNI> {
     /// # Safety
-    /// The processor has AVX2, FMA, F16C and BMI2.
+    /// The processor has AVX2, FMA and F16C, and with `VNNI` AVX-VNNI too.
     #[inline(always)]
-    pub unsafe fn new_unchecked() -> Avx2 {
+    pub unsafe fn new_unchecked() -> Self {
         Avx2(())
     }
 }
@@ -30,12 +30,6 @@ pub(crate) use avx2;
 /// Applies an intrinsic to both registers.
 macro_rules! both {
     ($f:ident($($a:expr),*)) => { avx2!([$f($($a[0]),*), $f($($a[1]),*)]) };
-}
-
-/// Sixteen bytes of a longer array.
-#[inline(always)]
-fn load128(x: &[u8; 64], quarter: usize) -> __m128i {
-    avx2!(_mm_loadu_si128(x.as_ptr().add(16 * (quarter % 4)).cast()))
 }
 
 /// Sums of adjacent lanes: the tree's last three steps over eight vectors.
@@ -80,20 +74,129 @@ pub(super) fn largest8(v: __m256) -> f32 {
     }
 }
 
-/// See [`Simd::sum_halves`].
+/// See [`Simd::transpose`].
 #[inline(always)]
-pub(super) fn sum_halves(r: [__m256i; 8]) -> (__m256i, __m256i) {
+fn transpose(rows: [&[u8; 16]; 16]) -> [[u8; 32]; 8] {
+    let mut out = [[0; 32]; 8];
+    for half in 0..2 {
+        avx2! {
+            let r: [__m128i; 8] = std::array::from_fn(|i| _mm_loadu_si128(rows[8 * half + i].as_ptr().cast()));
+            // Pairs of rows, then fours, then eights, interleaved value by value.
+            let a: [__m128i; 8] = [
+                _mm_unpacklo_epi16(r[0], r[1]),
+                _mm_unpackhi_epi16(r[0], r[1]),
+                _mm_unpacklo_epi16(r[2], r[3]),
+                _mm_unpackhi_epi16(r[2], r[3]),
+                _mm_unpacklo_epi16(r[4], r[5]),
+                _mm_unpackhi_epi16(r[4], r[5]),
+                _mm_unpacklo_epi16(r[6], r[7]),
+                _mm_unpackhi_epi16(r[6], r[7]),
+            ];
+            for part in 0..2 {
+                let fours = [
+                    _mm_unpacklo_epi32(a[part], a[2 + part]),
+                    _mm_unpackhi_epi32(a[part], a[2 + part]),
+                    _mm_unpacklo_epi32(a[4 + part], a[6 + part]),
+                    _mm_unpackhi_epi32(a[4 + part], a[6 + part]),
+                ];
+                let columns = [
+                    _mm_unpacklo_epi64(fours[0], fours[2]),
+                    _mm_unpackhi_epi64(fours[0], fours[2]),
+                    _mm_unpacklo_epi64(fours[1], fours[3]),
+                    _mm_unpackhi_epi64(fours[1], fours[3]),
+                ];
+                for (i, column) in columns.into_iter().enumerate() {
+                    _mm_storeu_si128(out[4 * part + i].as_mut_ptr().add(16 * half).cast(), column);
+                }
+            }
+        }
+    }
+    out
+}
+
+/// How sixteen codes of some width come apart. A code is in two neighbouring bytes; a shuffle brings these two to a
+/// 16-bit lane, a multiplication shifts the code to the lane's upper byte. Codes at even places do so in one register,
+/// codes at odd ones in another.
+pub(super) struct Unpacking {
+    pub even: [u8; 16],
+    pub odd: [u8; 16],
+    pub even_factors: [u16; 8],
+    pub odd_factors: [u16; 8],
+}
+
+/// By bits per code.
+pub(super) static UNPACKING: [Unpacking; 8] = {
+    [
+        unpacking(0),
+        unpacking(1),
+        unpacking(2),
+        unpacking(3),
+        unpacking(4),
+        unpacking(5),
+        unpacking(6),
+        unpacking(7),
+    ]
+};
+
+const fn unpacking(bits: usize) -> Unpacking {
+    let mut out = Unpacking { even: [0; 16], odd: [0; 16], even_factors: [0; 8], odd_factors: [0; 8] };
+    let mut lane = 0;
+    while lane < 8 {
+        let (even, odd) = (2 * lane * bits, (2 * lane + 1) * bits);
+        out.even[2 * lane] = (even / 8) as u8;
+        out.even[2 * lane + 1] = (even / 8 + 1) as u8;
+        out.odd[2 * lane] = (odd / 8) as u8;
+        out.odd[2 * lane + 1] = (odd / 8 + 1) as u8;
+        out.even_factors[lane] = 1 << (8 - even % 8);
+        out.odd_factors[lane] = 1 << (8 - odd % 8);
+        lane += 1;
+    }
+    out
+}
+
+/// Sixteen bytes in both halves.
+#[inline(always)]
+fn twice<T, const N: usize>(x: &[T; N]) -> __m256i {
+    const { assert!(size_of::<T>() * N == 16) };
+    avx2!(_mm256_broadcastsi128_si256(_mm_loadu_si128(x.as_ptr().cast())))
+}
+
+/// 32 codes: sixteen from the low end of each half.
+#[inline(always)]
+fn unpack(packed: __m256i, bits: usize) -> __m256i {
+    let how = &UNPACKING[bits % 8];
     avx2! {
-        let a = _mm256_hadd_epi32(_mm256_hadd_epi32(r[0], r[1]), _mm256_hadd_epi32(r[2], r[3]));
-        let b = _mm256_hadd_epi32(_mm256_hadd_epi32(r[4], r[5]), _mm256_hadd_epi32(r[6], r[7]));
-        (_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b))
+        let even = _mm256_mullo_epi16(_mm256_shuffle_epi8(packed, twice(&how.even)), twice(&how.even_factors));
+        let odd = _mm256_mullo_epi16(_mm256_shuffle_epi8(packed, twice(&how.odd)), twice(&how.odd_factors));
+        let both = _mm256_or_si256(
+            _mm256_srli_epi16::<8>(even),
+            _mm256_and_si256(odd, _mm256_set1_epi16(0xff00u16 as i16)),
+        );
+        _mm256_and_si256(both, _mm256_set1_epi8((1 << bits) - 1))
     }
 }
 
-/// See [`Simd::spread`].
+/// Sixteen bytes from `at` on and sixteen from `step` later.
 #[inline(always)]
-pub(super) fn spread(packed: u64, bits: usize) -> u64 {
-    avx2!(_pdep_u64(packed, 0x0101_0101_0101_0101 * ((1 << bits) - 1)))
+fn halves(x: &[u8; 64], at: usize, step: usize) -> __m256i {
+    let (low, high) = (&x[at..].as_chunks::<16>().0[0], &x[at + step..].as_chunks::<16>().0[0]);
+    avx2!(_mm256_set_m128i(_mm_loadu_si128(high.as_ptr().cast()), _mm_loadu_si128(low.as_ptr().cast())))
+}
+
+/// See [`Simd::sum_quads`], for two quads.
+#[inline(always)]
+fn sum_quads(r: [__m256i; 4]) -> __m256i {
+    avx2!(_mm256_hadd_epi32(_mm256_hadd_epi32(r[0], r[1]), _mm256_hadd_epi32(r[2], r[3])))
+}
+
+/// See [`Simd::sum_small_quads`], for two quads.
+#[inline(always)]
+fn sum_small_quads(r: [__m256i; 4]) -> __m256i {
+    avx2! {
+        let a = fours(_mm256_packs_epi32(r[0], r[1]));
+        let b = fours(_mm256_packs_epi32(r[2], r[3]));
+        fours(_mm256_packs_epi32(a, b))
+    }
 }
 
 /// Unsigned codes times signed activations in adjacent pairs; exact while codes are at most 129.
@@ -167,28 +270,37 @@ pub(super) fn four_bytes(x: [i8; 4]) -> i32 {
     i32::from_le_bytes([x[0] as u8, x[1] as u8, x[2] as u8, x[3] as u8])
 }
 
-/// See [`Simd::tile_codes`], for eight rows; 16-bit sums as in `dot_codes`.
+/// Adds products in fours.
 #[inline(always)]
-fn tile_codes(acc: __m256i, codes: [__m256i; 2], x: [__m256i; 2]) -> __m256i {
-    let sums = avx2!(_mm256_add_epi16(pairs(codes[0], x[0]), pairs(codes[1], x[1])));
-    avx2!(_mm256_add_epi32(acc, fours(sums)))
+fn vnni(acc: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+    avx2!(_mm256_dpbusd_avx_epi32(acc, codes, x))
 }
 
-/// See [`Simd::tile_bytes`], for eight rows.
+/// Products of two registers of codes below 64 in fours, added to `acc`. Two pairs of products of at most 63·127 fit 16
+/// bits twice.
 #[inline(always)]
-fn tile_bytes(acc: __m256i, codes: [__m256i; 2], x: [__m256i; 2]) -> __m256i {
-    let sums = avx2!(_mm256_add_epi32(offset_fours(codes[0], x[0]), offset_fours(codes[1], x[1])));
-    avx2!(_mm256_add_epi32(acc, sums))
+fn add_codes<const VNNI: bool>(acc: __m256i, codes: [__m256i; 2], x: [__m256i; 2]) -> __m256i {
+    if VNNI {
+        return vnni(vnni(acc, codes[0], x[0]), codes[1], x[1]);
+    }
+    avx2!(_mm256_add_epi32(acc, fours(_mm256_add_epi16(pairs(codes[0], x[0]), pairs(codes[1], x[1])))))
 }
 
-impl Simd for Avx2 {
+/// Products of any codes, each less `CODE_OFFSET`.
+#[inline(always)]
+fn any_codes<const VNNI: bool>(acc: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+    if VNNI { vnni(acc, codes, x) } else { avx2!(_mm256_add_epi32(acc, offset_fours(codes, x))) }
+}
+
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type F = [__m256; 2];
     type H = __m256;
     type Bytes = [__m256i; 2];
-    type Partial = __m256i;
+    type Quads = [__m256i; 2];
     type Sums = [__m256i; 2];
 
-    const CODE_OFFSET: i32 = 128;
+    const CODE_OFFSET: i32 = if VNNI { 0 } else { 128 };
+    const ROOMY: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
@@ -352,26 +464,10 @@ impl Simd for Avx2 {
         avx2!([_mm256_loadu_si256(x), _mm256_loadu_si256(x.add(1))])
     }
     #[inline(always)]
-    fn split(self, x: &[u8; 64]) -> Self::Bytes {
-        avx2!([
-            _mm256_set_m128i(load128(x, 2), load128(x, 0)),
-            _mm256_set_m128i(load128(x, 3), load128(x, 1)),
-        ])
-    }
-    #[inline(always)]
-    fn split_words(self, x: [u64; 8]) -> Self::Bytes {
-        avx2!([
-            _mm256_set_epi64x(x[5] as i64, x[4] as i64, x[1] as i64, x[0] as i64),
-            _mm256_set_epi64x(x[7] as i64, x[6] as i64, x[3] as i64, x[2] as i64),
-        ])
-    }
-    #[inline(always)]
-    fn nibbles(self, x: &[u8; 32]) -> Self::Bytes {
-        avx2! {
-            let x = _mm256_loadu_si256(x.as_ptr().cast());
-            let mask = _mm256_set1_epi8(15);
-            [_mm256_and_si256(x, mask), _mm256_and_si256(_mm256_srli_epi16::<4>(x), mask)]
-        }
+    fn nibbles(self, x: Self::Bytes) -> [Self::Bytes; 2] {
+        let mask = avx2!([_mm256_set1_epi8(15); 2]);
+        let high = avx2!([_mm256_srli_epi16::<4>(x[0]), _mm256_srli_epi16::<4>(x[1])]);
+        [both!(_mm256_and_si256(x, mask)), both!(_mm256_and_si256(high, mask))]
     }
     #[inline(always)]
     fn lookup(self, bytes: Self::Bytes, table: &[u8; 16]) -> Self::Bytes {
@@ -379,34 +475,65 @@ impl Simd for Avx2 {
         avx2!([_mm256_shuffle_epi8(table, bytes[0]), _mm256_shuffle_epi8(table, bytes[1])])
     }
     #[inline(always)]
-    fn spread(self, packed: u64, bits: usize) -> u64 {
-        spread(packed, bits)
+    fn unpack(self, packed: &[u8; 64], bits: usize) -> Self::Bytes {
+        [unpack(halves(packed, 0, 2 * bits), bits), unpack(halves(packed, 4 * bits, 2 * bits), bits)]
+    }
+    #[inline(always)]
+    fn transpose(self, rows: [&[u8; 16]; 16]) -> [[u8; 32]; 8] {
+        transpose(rows)
     }
 
     #[inline(always)]
-    fn zero_partial(self) -> Self::Partial {
-        avx2!(_mm256_setzero_si256())
+    fn zero_quads(self) -> Self::Quads {
+        avx2!([_mm256_setzero_si256(); 2])
     }
     #[inline(always)]
-    fn dot_codes(self, codes: Self::Bytes, x: Self::Bytes) -> Self::Partial {
-        // Two pairs of products of at most 63·127 fit 16 bits twice.
-        fours(avx2!(_mm256_add_epi16(pairs(codes[0], x[0]), pairs(codes[1], x[1]))))
+    fn dot_pair(self, codes: [Self::Bytes; 2], x: [Self::Bytes; 2]) -> Self::Quads {
+        let zero = avx2!(_mm256_setzero_si256());
+        [
+            add_codes::<VNNI>(zero, [codes[0][0], codes[1][0]], [x[0][0], x[1][0]]),
+            add_codes::<VNNI>(zero, [codes[0][1], codes[1][1]], [x[0][1], x[1][1]]),
+        ]
     }
     #[inline(always)]
-    fn dot_bytes(self, codes: Self::Bytes, x: Self::Bytes) -> Self::Partial {
-        avx2!(_mm256_add_epi32(offset_fours(codes[0], x[0]), offset_fours(codes[1], x[1])))
+    fn dot_codes(self, codes: Self::Bytes, x: Self::Bytes) -> Self::Quads {
+        if VNNI {
+            return self.dot_bytes(codes, x);
+        }
+        [fours(pairs(codes[0], x[0])), fours(pairs(codes[1], x[1]))]
     }
     #[inline(always)]
-    fn sum_halves(self, rows: [Self::Partial; 8]) -> (Self::Partial, Self::Partial) {
-        sum_halves(rows)
+    fn dot_bytes(self, codes: Self::Bytes, x: Self::Bytes) -> Self::Quads {
+        let zero = avx2!(_mm256_setzero_si256());
+        [any_codes::<VNNI>(zero, codes[0], x[0]), any_codes::<VNNI>(zero, codes[1], x[1])]
     }
     #[inline(always)]
-    fn add_partial(self, a: Self::Partial, b: Self::Partial) -> Self::Partial {
-        avx2!(_mm256_add_epi32(a, b))
+    fn sum_quads(self, r: [Self::Quads; 4]) -> Self::Quads {
+        [sum_quads([r[0][0], r[1][0], r[2][0], r[3][0]]), sum_quads([r[0][1], r[1][1], r[2][1], r[3][1]])]
     }
     #[inline(always)]
-    fn partials_to_f32(self, first: Self::Partial, last: Self::Partial, offset: i32) -> Self::F {
-        self.sums_to_f32([first, last], offset)
+    fn sum_small_quads(self, r: [Self::Quads; 4]) -> Self::Quads {
+        [
+            sum_small_quads([r[0][0], r[1][0], r[2][0], r[3][0]]),
+            sum_small_quads([r[0][1], r[1][1], r[2][1], r[3][1]]),
+        ]
+    }
+    #[inline(always)]
+    fn turn(self, r: [Self::Quads; 4]) -> [Self::Sums; 4] {
+        let mut out = [self.zero_sums(); 4];
+        for h in 0..2 {
+            avx2! {
+                out[2 * h] = [
+                    _mm256_permute2x128_si256::<0x20>(r[0][h], r[1][h]),
+                    _mm256_permute2x128_si256::<0x20>(r[2][h], r[3][h]),
+                ];
+                out[2 * h + 1] = [
+                    _mm256_permute2x128_si256::<0x31>(r[0][h], r[1][h]),
+                    _mm256_permute2x128_si256::<0x31>(r[2][h], r[3][h]),
+                ];
+            }
+        }
+        out
     }
 
     #[inline(always)]
@@ -414,14 +541,23 @@ impl Simd for Avx2 {
         avx2!([_mm256_setzero_si256(); 2])
     }
     #[inline(always)]
-    fn tile_codes(self, acc: Self::Sums, codes: [Self::Bytes; 2], x: [[i8; 4]; 2]) -> Self::Sums {
-        let x = [four_activations(x[0]), four_activations(x[1])];
-        [tile_codes(acc[0], [codes[0][0], codes[1][0]], x), tile_codes(acc[1], [codes[0][1], codes[1][1]], x)]
+    fn add_sums(self, a: Self::Sums, b: Self::Sums) -> Self::Sums {
+        both!(_mm256_add_epi32(a, b))
     }
     #[inline(always)]
-    fn tile_bytes(self, acc: Self::Sums, codes: [Self::Bytes; 2], x: [[i8; 4]; 2]) -> Self::Sums {
+    fn tile_codes(self, acc: Self::Sums, codes: [Self::Bytes; 2], x: &[[i8; 4]; 2]) -> Self::Sums {
         let x = [four_activations(x[0]), four_activations(x[1])];
-        [tile_bytes(acc[0], [codes[0][0], codes[1][0]], x), tile_bytes(acc[1], [codes[0][1], codes[1][1]], x)]
+        [
+            add_codes::<VNNI>(acc[0], [codes[0][0], codes[1][0]], x),
+            add_codes::<VNNI>(acc[1], [codes[0][1], codes[1][1]], x),
+        ]
+    }
+    #[inline(always)]
+    fn tile_bytes(self, acc: Self::Sums, codes: [Self::Bytes; 2], x: &[[i8; 4]; 2]) -> Self::Sums {
+        let x = [four_activations(x[0]), four_activations(x[1])];
+        let first =
+            [any_codes::<VNNI>(acc[0], codes[0][0], x[0]), any_codes::<VNNI>(acc[1], codes[0][1], x[0])];
+        [any_codes::<VNNI>(first[0], codes[1][0], x[1]), any_codes::<VNNI>(first[1], codes[1][1], x[1])]
     }
     #[inline(always)]
     fn sums_to_f32(self, sums: Self::Sums, offset: i32) -> Self::F {

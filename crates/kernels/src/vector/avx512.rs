@@ -1,29 +1,93 @@
-//! The virtual vector on AVX-512 F, BW, DQ and VL: one 512-bit register; with VNNI where the processor has it.
+//! The virtual vector on AVX-512 F, BW, DQ and VL: one 512-bit register; with VNNI and VBMI where the processor has them.
 //!
 //! Reductions leave 512 bits in their first step and go on with the AVX2 code, so that there is one tree.
 
 use std::arch::x86_64::*;
 
 use super::Simd;
-use super::avx2::{self, avx2, four_bytes};
+use super::avx2::{self, UNPACKING, avx2, four_bytes};
 
 /// The token of this instruction set.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512<const VNNI: bool>(());
+pub(crate) struct Avx512<const VNNI: bool, const VBMI: bool>(());
 
-impl<const VNNI: bool> Avx512<VNNI> {
+impl<const VNNI: bool, const VBMI: bool> Avx512<VNNI, VBMI> {
     /// # Safety
-    /// The processor has AVX-512 F, BW, DQ and VL, everything that `Avx2` needs, and with `VNNI` that too.
+    /// The processor has AVX-512 F, BW, DQ and VL, everything that `Avx2` needs, and with `VNNI` and `VBMI` those too.
     #[inline(always)]
     pub unsafe fn new_unchecked() -> Self {
         Avx512(())
     }
 }
 
-/// The upper half of a register added to the lower.
+/// Four times sixteen bytes, one to each quarter.
 #[inline(always)]
-fn fold_i32(v: __m512i) -> __m256i {
-    avx2!(_mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64::<1>(v)))
+fn quarters(x: [&[u8; 16]; 4]) -> __m512i {
+    avx2! {
+        let v = _mm512_castsi128_si512(_mm_loadu_si128(x[0].as_ptr().cast()));
+        let v = _mm512_inserti32x4::<1>(v, _mm_loadu_si128(x[1].as_ptr().cast()));
+        let v = _mm512_inserti32x4::<2>(v, _mm_loadu_si128(x[2].as_ptr().cast()));
+        _mm512_inserti32x4::<3>(v, _mm_loadu_si128(x[3].as_ptr().cast()))
+    }
+}
+
+/// Sixteen bytes in every quarter.
+#[inline(always)]
+fn every<T, const N: usize>(x: &[T; N]) -> __m512i {
+    const { assert!(size_of::<T>() * N == 16) };
+    avx2!(_mm512_broadcast_i32x4(_mm_loadu_si128(x.as_ptr().cast())))
+}
+
+/// 64 codes: sixteen from the low end of each quarter.
+#[inline(always)]
+fn unpack_quarters(packed: __m512i, bits: usize) -> __m512i {
+    let how = &UNPACKING[bits % 8];
+    avx2! {
+        let even = _mm512_mullo_epi16(_mm512_shuffle_epi8(packed, every(&how.even)), every(&how.even_factors));
+        let odd = _mm512_mullo_epi16(_mm512_shuffle_epi8(packed, every(&how.odd)), every(&how.odd_factors));
+        let both = _mm512_mask_mov_epi8(_mm512_srli_epi16::<8>(even), 0xaaaa_aaaa_aaaa_aaaa, odd);
+        _mm512_and_si512(both, _mm512_set1_epi8((1 << bits) - 1))
+    }
+}
+
+/// Where VBMI finds codes: the first of a word's bytes, and each code's first bit in the word.
+struct Spreading {
+    bytes: [u8; 64],
+    bits: [u8; 64],
+}
+
+/// By bits per code.
+static SPREADING: [Spreading; 8] = [
+    spreading(0),
+    spreading(1),
+    spreading(2),
+    spreading(3),
+    spreading(4),
+    spreading(5),
+    spreading(6),
+    spreading(7),
+];
+
+const fn spreading(bits: usize) -> Spreading {
+    let mut out = Spreading { bytes: [0; 64], bits: [0; 64] };
+    let mut i = 0;
+    while i < 64 {
+        out.bytes[i] = (i / 8 * bits + i % 8) as u8;
+        out.bits[i] = (i % 8 * bits) as u8;
+        i += 1;
+    }
+    out
+}
+
+/// 64 codes from the low end.
+#[inline(always)]
+fn unpack_words(packed: __m512i, bits: usize) -> __m512i {
+    let how = &SPREADING[bits % 8];
+    avx2! {
+        let words = _mm512_permutexvar_epi8(_mm512_loadu_si512(how.bytes.as_ptr().cast()), packed);
+        let codes = _mm512_multishift_epi64_epi8(_mm512_loadu_si512(how.bits.as_ptr().cast()), words);
+        _mm512_and_si512(codes, _mm512_set1_epi8((1 << bits) - 1))
+    }
 }
 
 /// Adds products of unsigned codes and signed activations in fours; codes at most 129 without VNNI.
@@ -59,14 +123,15 @@ fn power(n: __m512i) -> __m512 {
     avx2!(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(n, _mm512_set1_epi32(127)))))
 }
 
-impl<const VNNI: bool> Simd for Avx512<VNNI> {
+impl<const VNNI: bool, const VBMI: bool> Simd for Avx512<VNNI, VBMI> {
     type F = __m512;
     type H = __m256;
     type Bytes = __m512i;
-    type Partial = __m256i;
+    type Quads = __m512i;
     type Sums = __m512i;
 
     const CODE_OFFSET: i32 = if VNNI { 0 } else { 128 };
+    const ROOMY: bool = true;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
@@ -208,21 +273,10 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         avx2!(_mm512_loadu_si512(x.as_ptr().cast()))
     }
     #[inline(always)]
-    fn split(self, x: &[u8; 64]) -> Self::Bytes {
-        let x = self.bytes(x);
-        avx2!(_mm512_shuffle_i64x2::<0b11_01_10_00>(x, x))
-    }
-    #[inline(always)]
-    fn split_words(self, x: [u64; 8]) -> Self::Bytes {
-        let [a, b, c, d, e, f, g, h] = x.map(u64::cast_signed);
-        avx2!(_mm512_set_epi64(h, g, d, c, f, e, b, a))
-    }
-    #[inline(always)]
-    fn nibbles(self, x: &[u8; 32]) -> Self::Bytes {
+    fn nibbles(self, x: Self::Bytes) -> [Self::Bytes; 2] {
         avx2! {
-            let x = _mm256_loadu_si256(x.as_ptr().cast());
-            let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(x), _mm256_srli_epi16::<4>(x));
-            _mm512_and_si512(both, _mm512_set1_epi8(15))
+            let mask = _mm512_set1_epi8(15);
+            [_mm512_and_si512(x, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(x), mask)]
         }
     }
     #[inline(always)]
@@ -233,33 +287,84 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         }
     }
     #[inline(always)]
-    fn spread(self, packed: u64, bits: usize) -> u64 {
-        avx2::spread(packed, bits)
+    fn unpack(self, packed: &[u8; 64], bits: usize) -> Self::Bytes {
+        if VBMI {
+            return unpack_words(self.bytes(packed), bits);
+        }
+        let mut sixteens = [&[0; 16]; 4];
+        for (quarter, sixteen) in sixteens.iter_mut().enumerate() {
+            *sixteen = &packed[quarter * 2 * bits..].as_chunks().0[0];
+        }
+        unpack_quarters(quarters(sixteens), bits)
+    }
+    #[inline(always)]
+    fn transpose(self, r: [&[u8; 16]; 16]) -> [[u8; 32]; 8] {
+        let mut out = [[0; 32]; 8];
+        // Every fourth row in one register, so that neighbouring rows meet in one quarter.
+        let (a, b) = (quarters([r[0], r[4], r[8], r[12]]), quarters([r[1], r[5], r[9], r[13]]));
+        let (c, d) = (quarters([r[2], r[6], r[10], r[14]]), quarters([r[3], r[7], r[11], r[15]]));
+        avx2! {
+            let pairs = [
+                (_mm512_unpacklo_epi16(a, b), _mm512_unpacklo_epi16(c, d)),
+                (_mm512_unpackhi_epi16(a, b), _mm512_unpackhi_epi16(c, d)),
+            ];
+            let order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+            for (half, (ab, cd)) in pairs.into_iter().enumerate() {
+                let values = [_mm512_unpacklo_epi32(ab, cd), _mm512_unpackhi_epi32(ab, cd)];
+                for (i, two) in values.into_iter().enumerate() {
+                    let out = out.as_mut_ptr().add(4 * half + 2 * i);
+                    _mm512_storeu_si512(out.cast(), _mm512_permutexvar_epi64(order, two));
+                }
+            }
+        }
+        out
     }
 
     #[inline(always)]
-    fn zero_partial(self) -> Self::Partial {
-        avx2!(_mm256_setzero_si256())
+    fn zero_quads(self) -> Self::Quads {
+        avx2!(_mm512_setzero_si512())
     }
     #[inline(always)]
-    fn dot_codes(self, codes: Self::Bytes, x: Self::Bytes) -> Self::Partial {
-        fold_i32(fours::<VNNI>(self.zero_sums(), codes, x))
+    fn dot_pair(self, codes: [Self::Bytes; 2], x: [Self::Bytes; 2]) -> Self::Quads {
+        fours::<VNNI>(self.dot_codes(codes[0], x[0]), codes[1], x[1])
     }
     #[inline(always)]
-    fn dot_bytes(self, codes: Self::Bytes, x: Self::Bytes) -> Self::Partial {
-        fold_i32(offset_fours::<VNNI>(self.zero_sums(), codes, x))
+    fn dot_codes(self, codes: Self::Bytes, x: Self::Bytes) -> Self::Quads {
+        fours::<VNNI>(self.zero_sums(), codes, x)
     }
     #[inline(always)]
-    fn sum_halves(self, rows: [Self::Partial; 8]) -> (Self::Partial, Self::Partial) {
-        avx2::sum_halves(rows)
+    fn dot_bytes(self, codes: Self::Bytes, x: Self::Bytes) -> Self::Quads {
+        offset_fours::<VNNI>(self.zero_sums(), codes, x)
     }
     #[inline(always)]
-    fn add_partial(self, a: Self::Partial, b: Self::Partial) -> Self::Partial {
-        avx2!(_mm256_add_epi32(a, b))
+    fn sum_quads(self, r: [Self::Quads; 4]) -> Self::Quads {
+        avx2! {
+            let a = _mm512_add_epi32(_mm512_unpacklo_epi32(r[0], r[1]), _mm512_unpackhi_epi32(r[0], r[1]));
+            let b = _mm512_add_epi32(_mm512_unpacklo_epi32(r[2], r[3]), _mm512_unpackhi_epi32(r[2], r[3]));
+            _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b))
+        }
     }
     #[inline(always)]
-    fn partials_to_f32(self, first: Self::Partial, last: Self::Partial, offset: i32) -> Self::F {
-        self.sums_to_f32(avx2!(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), last)), offset)
+    fn sum_small_quads(self, r: [Self::Quads; 4]) -> Self::Quads {
+        avx2! {
+            let ones = _mm512_set1_epi16(1);
+            let a = _mm512_madd_epi16(_mm512_packs_epi32(r[0], r[1]), ones);
+            let b = _mm512_madd_epi16(_mm512_packs_epi32(r[2], r[3]), ones);
+            _mm512_madd_epi16(_mm512_packs_epi32(a, b), ones)
+        }
+    }
+    #[inline(always)]
+    fn turn(self, r: [Self::Quads; 4]) -> [Self::Sums; 4] {
+        avx2! {
+            let low = [_mm512_shuffle_i32x4::<0x44>(r[0], r[1]), _mm512_shuffle_i32x4::<0x44>(r[2], r[3])];
+            let high = [_mm512_shuffle_i32x4::<0xee>(r[0], r[1]), _mm512_shuffle_i32x4::<0xee>(r[2], r[3])];
+            [
+                _mm512_shuffle_i32x4::<0x88>(low[0], low[1]),
+                _mm512_shuffle_i32x4::<0xdd>(low[0], low[1]),
+                _mm512_shuffle_i32x4::<0x88>(high[0], high[1]),
+                _mm512_shuffle_i32x4::<0xdd>(high[0], high[1]),
+            ]
+        }
     }
 
     #[inline(always)]
@@ -267,14 +372,18 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         avx2!(_mm512_setzero_si512())
     }
     #[inline(always)]
-    fn tile_codes(self, acc: Self::Sums, codes: [Self::Bytes; 2], x: [[i8; 4]; 2]) -> Self::Sums {
+    fn add_sums(self, a: Self::Sums, b: Self::Sums) -> Self::Sums {
+        avx2!(_mm512_add_epi32(a, b))
+    }
+    #[inline(always)]
+    fn tile_codes(self, acc: Self::Sums, codes: [Self::Bytes; 2], x: &[[i8; 4]; 2]) -> Self::Sums {
         avx2! {
             let acc = fours::<VNNI>(acc, codes[0], _mm512_set1_epi32(four_bytes(x[0])));
             fours::<VNNI>(acc, codes[1], _mm512_set1_epi32(four_bytes(x[1])))
         }
     }
     #[inline(always)]
-    fn tile_bytes(self, acc: Self::Sums, codes: [Self::Bytes; 2], x: [[i8; 4]; 2]) -> Self::Sums {
+    fn tile_bytes(self, acc: Self::Sums, codes: [Self::Bytes; 2], x: &[[i8; 4]; 2]) -> Self::Sums {
         avx2! {
             let acc = offset_fours::<VNNI>(acc, codes[0], _mm512_set1_epi32(four_bytes(x[0])));
             offset_fours::<VNNI>(acc, codes[1], _mm512_set1_epi32(four_bytes(x[1])))

@@ -69,8 +69,8 @@ mod x86 {
     /// Chains everywhere else: an instruction takes up to five cycles, and two can start in each.
     const CHAINS: usize = 12;
 
-    impl Peak for Avx2 {
-        /// As the linear kernels do it: two VPMADDUBSW share one VPMADDWD.
+    impl<const VNNI: bool> Peak for Avx2<VNNI> {
+        /// As the linear kernels do it: VPDPBUSD, or without VNNI two VPMADDUBSW that share one VPMADDWD.
         #[inline(always)]
         fn multiply_bytes(self, rounds: usize) -> u64 {
             let codes = black_box(avx2!([_mm256_set1_epi8(3), _mm256_set1_epi8(5)]));
@@ -78,6 +78,13 @@ mod x86 {
             let mut sums: [__m256i; BYTE_CHAINS] = black_box(avx2!([_mm256_set1_epi32(1); BYTE_CHAINS]));
             for _ in 0..rounds {
                 for sum in &mut sums {
+                    if VNNI {
+                        avx2! {
+                            *sum = _mm256_dpbusd_avx_epi32(*sum, codes[0], *sum);
+                            *sum = _mm256_dpbusd_avx_epi32(*sum, codes[1], *sum);
+                        }
+                        continue;
+                    }
                     avx2! {
                         let first = _mm256_maddubs_epi16(codes[0], *sum);
                         let pairs = _mm256_add_epi16(first, _mm256_maddubs_epi16(codes[1], *sum));
@@ -103,7 +110,7 @@ mod x86 {
         }
     }
 
-    impl<const VNNI: bool> Peak for Avx512<VNNI> {
+    impl<const VNNI: bool, const VBMI: bool> Peak for Avx512<VNNI, VBMI> {
         /// VPDPBUSD, or without VNNI what AVX2 does.
         #[inline(always)]
         fn multiply_bytes(self, rounds: usize) -> u64 {

@@ -20,10 +20,11 @@ impl Simd for Portable {
     type F = [f32; 16];
     type H = [f32; 8];
     type Bytes = [u8; 64];
-    type Partial = [i32; 8];
+    type Quads = [i32; 16];
     type Sums = [i32; 16];
 
     const CODE_OFFSET: i32 = 0;
+    const ROOMY: bool = true;
 
     fn splat(self, x: f32) -> [f32; 16] {
         [x; 16]
@@ -127,55 +128,64 @@ impl Simd for Portable {
     fn activations(self, x: &[i8; 64]) -> [u8; 64] {
         x.map(|x| x as u8)
     }
-    fn split(self, x: &[u8; 64]) -> [u8; 64] {
-        std::array::from_fn(|i| x[[0, 32, 16, 48][i / 16] + i % 16])
-    }
-    fn split_words(self, x: [u64; 8]) -> [u8; 64] {
-        self.split(&std::array::from_fn(|i| x[i / 8].to_le_bytes()[i % 8]))
-    }
-    fn nibbles(self, x: &[u8; 32]) -> [u8; 64] {
-        std::array::from_fn(|i| if i < 32 { x[i] & 15 } else { x[i - 32] >> 4 })
+    fn nibbles(self, x: [u8; 64]) -> [[u8; 64]; 2] {
+        [x.map(|x| x & 15), x.map(|x| x >> 4)]
     }
     fn lookup(self, bytes: [u8; 64], table: &[u8; 16]) -> [u8; 64] {
         bytes.map(|byte| table[usize::from(byte)])
     }
-    fn spread(self, packed: u64, bits: usize) -> u64 {
-        let mask = (1 << bits) - 1;
-        (0..8).fold(0, |out, i| out | (packed >> (i * bits) & mask) << (8 * i))
+    fn unpack(self, packed: &[u8; 64], bits: usize) -> [u8; 64] {
+        std::array::from_fn(|i| {
+            let at = i * bits;
+            let pair = u16::from_le_bytes([packed[at / 8], packed[at / 8 + 1]]);
+            (pair >> (at % 8)) as u8 & ((1 << bits) - 1)
+        })
+    }
+    fn transpose(self, rows: [&[u8; 16]; 16]) -> [[u8; 32]; 8] {
+        std::array::from_fn(|value| std::array::from_fn(|i| rows[i / 2][2 * value + i % 2]))
     }
 
-    fn zero_partial(self) -> [i32; 8] {
-        [0; 8]
+    fn zero_quads(self) -> [i32; 16] {
+        [0; 16]
     }
-    fn dot_codes(self, codes: [u8; 64], x: [u8; 64]) -> [i32; 8] {
+    fn dot_pair(self, codes: [[u8; 64]; 2], x: [[u8; 64]; 2]) -> [i32; 16] {
+        assert!(codes.as_flattened().iter().all(|&code| code < 32));
+        let [a, b] = [self.dot_codes(codes[0], x[0]), self.dot_codes(codes[1], x[1])];
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+    fn dot_codes(self, codes: [u8; 64], x: [u8; 64]) -> [i32; 16] {
         assert!(codes.iter().all(|&code| code < 64));
         self.dot_bytes(codes, x)
     }
-    fn dot_bytes(self, codes: [u8; 64], x: [u8; 64]) -> [i32; 8] {
-        let mut out = [0; 8];
+    fn dot_bytes(self, codes: [u8; 64], x: [u8; 64]) -> [i32; 16] {
+        let mut out = [0; 16];
         for (i, (code, x)) in codes.into_iter().zip(x).enumerate() {
-            out[4 * (i / 16 % 2) + i % 4] += i32::from(code) * i32::from(x as i8);
+            out[i / 4] += i32::from(code) * i32::from(x as i8);
         }
         out
     }
-    fn sum_halves(self, rows: [[i32; 8]; 8]) -> ([i32; 8], [i32; 8]) {
-        (rows.map(|row| row[..4].iter().sum()), rows.map(|row| row[4..].iter().sum()))
+    fn sum_quads(self, rows: [[i32; 16]; 4]) -> [i32; 16] {
+        std::array::from_fn(|i| rows[i % 4][i / 4 * 4..][..4].iter().sum())
     }
-    fn add_partial(self, a: [i32; 8], b: [i32; 8]) -> [i32; 8] {
-        std::array::from_fn(|i| a[i] + b[i])
+    fn sum_small_quads(self, rows: [[i32; 16]; 4]) -> [i32; 16] {
+        assert!(rows.as_flattened().iter().all(|lane| lane.abs() <= 1 << 14));
+        self.sum_quads(rows)
     }
-    fn partials_to_f32(self, first: [i32; 8], last: [i32; 8], offset: i32) -> [f32; 16] {
-        std::array::from_fn(|i| (offset + if i < 8 { first[i] } else { last[i - 8] }) as f32)
+    fn turn(self, rows: [[i32; 16]; 4]) -> [[i32; 16]; 4] {
+        std::array::from_fn(|quad| std::array::from_fn(|row| rows[row / 4][4 * quad + row % 4]))
     }
 
     fn zero_sums(self) -> [i32; 16] {
         [0; 16]
     }
-    fn tile_codes(self, acc: [i32; 16], codes: [[u8; 64]; 2], x: [[i8; 4]; 2]) -> [i32; 16] {
+    fn add_sums(self, a: [i32; 16], b: [i32; 16]) -> [i32; 16] {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+    fn tile_codes(self, acc: [i32; 16], codes: [[u8; 64]; 2], x: &[[i8; 4]; 2]) -> [i32; 16] {
         assert!(codes.as_flattened().iter().all(|&code| code < 64));
         self.tile_bytes(acc, codes, x)
     }
-    fn tile_bytes(self, mut acc: [i32; 16], codes: [[u8; 64]; 2], x: [[i8; 4]; 2]) -> [i32; 16] {
+    fn tile_bytes(self, mut acc: [i32; 16], codes: [[u8; 64]; 2], x: &[[i8; 4]; 2]) -> [i32; 16] {
         for (codes, x) in codes.iter().zip(x) {
             for (i, &code) in codes.iter().enumerate() {
                 acc[i / 4] += i32::from(code) * i32::from(x[i % 4]);

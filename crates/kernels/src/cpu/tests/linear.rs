@@ -99,6 +99,28 @@ fn every_quantized_encoding_has_the_references_bits() {
 }
 
 #[test]
+fn rows_longer_than_a_chunk_have_the_references_bits() {
+    let mut rng = Rng::new(8);
+    let devices = devices();
+    for (bits, group, cols) in [(4, 16, 2064), (8, 32, 1056), (4, 64, 2112), (3, 192, 1152), (6, 128, 2176)] {
+        let encoding = Encoding::Affine { bits, group, scale: ScaleDtype::Bf16, symmetric: false };
+        let payload = ordinary(&mut rng, encoding, 34, cols);
+        let w = Matrix::new(encoding, 34, cols, &payload).unwrap();
+        for tokens in [3, 13] {
+            let x = rng.spread(tokens * cols);
+            let expected = linear(&reference(), w, &x);
+            for cpu in &devices {
+                assert_same(
+                    &linear(cpu, w, &x),
+                    &expected,
+                    format_args!("{encoding:?} x {tokens} on {cpu:?}"),
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn float_weights_have_the_references_bits() {
     let mut rng = Rng::new(2);
     let (reference, devices) = (reference(), devices());
