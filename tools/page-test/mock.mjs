@@ -22,19 +22,21 @@ function readTable() {
 }
 
 const MODELS = ["toy-hybrid-4b", "smollm2-135m"];
+const CAPABILITIES = { chat: true, thinking: true, tools: true, context: 8192, slots: 4, k_type: "q8", v_type: "q4", page_tokens: 64 };
 const PROPS = {
-  default_generation_settings: { n_ctx: 8192, params: { temperature: 0.7, top_p: 0.9, top_k: 40, max_tokens: 2048 } },
+  default_generation_settings: { n_ctx: 8192, params: { temperature: 0.7, top_k: 40, top_p: 0.9, min_p: 0, repeat_penalty: 1, max_tokens: null } },
   total_slots: 4,
-  model_path: "models/toy-hybrid-4b.base",
-  kv: { k: "q8", v: "q4", page_tokens: 64, bytes_per_token: 6656 },
-  engine: { isa: "avx512", threads: 8 },
+  model_path: "toy-hybrid-4b.base",
   chat_template: "{% for message in messages %}…",
   build_info: "basert 0.1.0",
+  k_type: "q8",
+  v_type: "q4",
+  engine: { isa: "avx512", threads: 8, arch: "qwen35", kv_bytes_per_token: 6656, memory: { kv: 218103808, total: 2713452544 } },
 };
 
 class Mock {
   constructor() {
-    Object.assign(this, { ...readTable(), requests: [], bodies: [], aborted: 0, key: null, models: MODELS.slice(0, 1), speed: 1 });
+    Object.assign(this, { ...readTable(), requests: [], bodies: [], aborted: 0, key: null, models: MODELS.slice(0, 1) });
     this.server = createServer((request, response) => this.handle(request, response).catch(() => response.destroy()));
   }
 
@@ -56,7 +58,7 @@ class Mock {
     if (this.key && request.headers.authorization !== `Bearer ${this.key}`) {
       return refuse(response, 401, { message: "a valid API key is needed: send `Authorization: Bearer KEY`", code: "invalid_api_key" });
     }
-    if (pathname === "/v1/models") return json(response, 200, { object: "list", data: this.models.map((id) => ({ id, object: "model" })) });
+    if (pathname === "/v1/models") return json(response, 200, { object: "list", data: this.models.map((id) => ({ id, object: "model", capabilities: CAPABILITIES })) });
     if (pathname === "/props") return json(response, 200, PROPS);
     if (pathname === "/v1/chat/completions" && request.method === "POST") return this.chat(request, response);
     return refuse(response, 404, { message: `no such path: ${pathname}` });
@@ -91,10 +93,10 @@ class Mock {
       if (kind === "delta") delta(value);
       if (kind === "raw") response.write(value);
       if (kind === "cut") return void response.destroy();
-      await sleep(ms * this.speed);
+      if (ms) await sleep(ms);
     }
     delta({}, script.finish ?? "stop");
-    if (body.stream_options?.include_usage) send({ choices: [], usage: script.usage ?? usage(script, body) });
+    if (body.stream_options?.include_usage) send({ choices: [], usage: script.usage ?? usage(script, body), timings: script.timings });
     response.end("data: [DONE]\n\n");
   }
 }

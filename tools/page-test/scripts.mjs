@@ -85,7 +85,7 @@ export const scripts = {
   slow: () => ({ steps: [...prefill, ...say("That was a long prompt.")], usage: { prompt_tokens: LONG_PROMPT, completion_tokens: 6, prompt_tokens_details: { cached_tokens: 0 } } }),
   quiet: () => ({ steps: [["comment", "", 1500], ...say("Here I am.")] }),
   endless: () => plain("word", 2000, 10),
-  fast: () => plain("w", 4000, 0),
+  fast: () => ({ steps: Array.from({ length: 4000 }, (_, at) => ["delta", { content: `w${at} ` }, at % 8 ? 0 : 1]) }),
   length: () => ({ steps: say("This goes on and"), finish: "length" }),
   cut: () => ({ steps: [...say("The beginning of an answer"), ["cut"]] }),
   broken: () => ({ steps: [...say("Some words, then"), ["raw", 'data: {"error": {"message": "the engine stopped", "code": "engine_failed"}}\n\n', 200], ["cut"]] }),

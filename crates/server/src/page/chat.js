@@ -7,7 +7,7 @@ export const userMessage = (content) => ({ role: "user", content });
 export const assistantMessage = () => ({ role: "assistant", content: "", reasoning: "", thinkMs: 0, calls: [], warnings: [], finish: null, stats: null });
 
 /** Whether a call's arguments arrived whole; others are shown but never sent back. */
-export const isWhole = (call) => call.name !== "" && parse(call.arguments || "{}") !== undefined;
+export const isWhole = (call) => call.name !== "" && typeof parse(call.arguments) === "object";
 
 export const isEmpty = (message) => !message.content && !message.reasoning && message.calls.length === 0;
 
@@ -34,7 +34,7 @@ function wire(message) {
   const calls = message.calls.filter(isWhole);
   const own = { role: "assistant", content: message.content };
   if (message.reasoning) own.reasoning_content = message.reasoning;
-  if (calls.length) own.tool_calls = calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments || "{}" } }));
+  if (calls.length) own.tool_calls = calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
   return [own, ...calls.map((call) => ({ role: "tool", tool_call_id: call.id, content: call.result ?? "" }))];
 }
 
@@ -66,6 +66,7 @@ export async function answer(body, message, live, signal, changed) {
       changed();
     }
     message.finish ??= "stop";
+    for (const call of message.calls) call.arguments ||= "{}";
   } catch (error) {
     if (error.kind === "broken" && message.finish) return;
     message.finish = error.name === "AbortError" ? "stopped" : "broken";

@@ -2,11 +2,11 @@
 
 import { readTools } from "./chat.js";
 import { announce, byId, icon, plural } from "./dom.js";
-import { readFacts, showFacts } from "./facts.js";
+import { canThink, readFacts, showFacts } from "./facts.js";
 import { clearNotice, showError } from "./notice.js";
 import { openChats, openSettings, setUpPanels } from "./panels.js";
 import { Session } from "./session.js";
-import { currentConversation, newConversation, readDraft, readSettings, writeDraft, writeSettings } from "./store.js";
+import { currentConversation, newConversation, onChangeElsewhere, readDraft, readSettings, writeDraft, writeSettings } from "./store.js";
 
 const THEMES = ["system", "light", "dark"];
 const THINKING = ["default", "on", "off"];
@@ -14,12 +14,13 @@ const MAX_FIELD = 240; // px
 
 let settings = readSettings();
 let facts = null;
+let online = false;
 
 const prompt = byId("prompt");
 const isTouch = matchMedia("(pointer: coarse)").matches;
 const next = (list, value) => list[(list.indexOf(value) + 1) % list.length];
-const model = () => (facts?.models.includes(settings.model) ? settings.model : facts?.models[0]);
-const session = new Session(() => ({ settings, model: model() }), showState);
+const model = () => (facts?.models.find(({ id }) => id === settings.model) ?? facts?.models[0])?.id;
+const session = new Session(() => ({ settings, model: model() }), changed);
 
 function change(changes) {
   settings = { ...settings, ...changes };
@@ -30,11 +31,12 @@ function change(changes) {
 function showSettings() {
   document.documentElement.dataset.theme = settings.theme;
   for (const name of ["aria-label", "title"]) byId("theme").setAttribute(name, `Theme: ${settings.theme}`);
+  byId("thinking").hidden = !canThink(facts, model());
   byId("thinking").textContent = `Thinking: ${settings.thinking}`;
   const tools = readTools(settings.tools).length;
   byId("tools").hidden = tools === 0;
   byId("tools").textContent = plural(tools, "tool");
-  showFacts(facts, model());
+  showFacts(facts, model(), online);
 }
 
 function showState() {
@@ -47,12 +49,21 @@ function showState() {
   byId("keys").textContent = isTouch ? "" : running ? "Esc stops" : "Enter sends, Shift+Enter breaks the line";
 }
 
-async function loadFacts() {
+// An answer has begun or ended, perhaps with an error.
+function changed(failure) {
+  showState();
+  if (failure?.kind === "away") online = false;
+  else if (!online && !session.running) loadFacts(() => {});
+  showSettings();
+}
+
+async function loadFacts(failed = (error) => showError(error, connect)) {
   try {
     facts = await readFacts();
+    online = true;
   } catch (error) {
-    facts = null;
-    showError(error, connect);
+    online = error.kind !== "away";
+    failed(error);
   }
   showSettings();
 }
@@ -68,9 +79,8 @@ async function submit() {
   if (!text) return;
   prompt.value = "";
   typed();
-  if (!facts) await loadFacts();
+  if (!facts) await loadFacts(() => {});
   await session.send(text);
-  if (!facts) await loadFacts();
 }
 
 function typed() {
@@ -127,6 +137,9 @@ function listen() {
   prompt.addEventListener("keydown", promptKey);
   document.addEventListener("keydown", pageKey);
   addEventListener("pagehide", () => session.save());
+  onChangeElsewhere((conversation) => {
+    if (conversation?.id === session.conversation.id && !session.running) session.open(conversation);
+  });
 }
 
 function saved(changed) {

@@ -13,6 +13,7 @@ const SAMPLING = [
   { name: "min_p", min: 0, max: 1, step: "any" },
   { name: "max_tokens", min: 1, step: 1 },
   { name: "seed", step: 1 },
+  { name: "repetition_penalty", min: 0, max: 10, step: "any" },
   { name: "presence_penalty", min: -2, max: 2, step: "any" },
   { name: "frequency_penalty", min: -2, max: 2, step: "any" },
 ];
@@ -41,7 +42,7 @@ export function openSettings(settings, facts, save) {
   fields.remember.checked = isKeyRemembered();
   for (const { name } of SAMPLING) {
     fields[name].value = settings.sampling[name] ?? "";
-    fields[name].placeholder = serverDefault(facts, name) ?? "";
+    fields[name].placeholder = serverDefault(facts, name);
   }
   problem("");
   form.onsubmit = (event) => {

@@ -3,7 +3,7 @@
 import { answer, assistantMessage, isEmpty, newLive, pendingCalls, requestBody, userMessage } from "./chat.js";
 import { announce, byId, plural } from "./dom.js";
 import { clearNotice, showError, showNote } from "./notice.js";
-import { writeConversation } from "./store.js";
+import { setCurrent, writeConversation } from "./store.js";
 import { messageView } from "./view.js";
 
 const SAVE_MS = 1000;
@@ -11,7 +11,7 @@ const TICK_MS = 250;
 const NEAR_END = 60; // px
 
 export class Session {
-  /** `context()` gives `{settings, model}`; `changed()` is called when an answer starts or ends. */
+  /** `context()` gives `{settings, model}`; `changed(failure)` is called when an answer begins or ends. */
   constructor(context, changed) {
     Object.assign(this, { context, changed, running: null, views: new Map(), follow: true, undo: null });
     this.scroll = byId("scroll");
@@ -33,7 +33,7 @@ export class Session {
     this.show();
     this.toEnd();
     if (conversation.messages.at(-1)?.role === "user") showNote("This message has no answer yet", "Send another one, or edit it to ask again.");
-    this.save();
+    setCurrent(conversation);
   }
 
   show() {
@@ -83,16 +83,16 @@ export class Session {
   async replaceFrom(message, others) {
     await this.stop();
     const before = this.conversation.messages;
-    this.conversation.messages = [...before.slice(0, before.indexOf(message)), ...others];
-    this.offerUndo(before);
+    const at = before.indexOf(message);
+    this.conversation.messages = [...before.slice(0, at), ...others];
+    this.offerUndo(before, before.length - at);
     await this.run();
   }
 
-  offerUndo(messages) {
-    const replaced = messages ? messages.length - this.conversation.messages.length + 1 : 0;
+  offerUndo(messages, replaced = 0) {
     this.undo = messages;
     byId("toast").hidden = !messages;
-    byId("toast").firstElementChild.textContent = replaced > 1 ? `${plural(replaced, "message")} replaced.` : "The earlier version was replaced.";
+    byId("toast").firstElementChild.textContent = `${plural(replaced, "message")} replaced.`;
   }
 
   async takeBack() {
@@ -152,7 +152,7 @@ export class Session {
     this.conversation.updated = Date.now();
     this.show();
     this.save();
-    this.changed();
+    this.changed(failure);
     if (failure) showError(failure, () => this.again(message));
     else announce(message.stats ? `Answer complete, ${plural(message.stats.tokens, "token")}` : "Stopped");
     this.keepAtEnd();

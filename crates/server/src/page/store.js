@@ -88,8 +88,18 @@ export function currentConversation() {
   return readConversation(id) ?? newConversation();
 }
 
+/** Makes a conversation this tab's. */
+export const setCurrent = (conversation) => write(tab, CURRENT, conversation.id);
+
+/** Calls back with a conversation that another tab has written. */
+export function onChangeElsewhere(callback) {
+  addEventListener("storage", ({ key, newValue }) => {
+    if (key?.startsWith(CHAT) && newValue) callback(readConversation(key.slice(CHAT.length)));
+  });
+}
+
+/** Keeps a conversation, or forgets an empty one; false where the browser cannot. */
 export function writeConversation(conversation) {
-  write(tab, CURRENT, conversation.id);
   return write(local, CHAT + conversation.id, conversation.messages.length ? conversation : null);
 }
 

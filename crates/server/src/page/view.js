@@ -40,7 +40,7 @@ class AssistantView {
     this.callViews = [];
     this.note = h("p", { class: "note" });
     this.meta = h("span", { class: "meta" });
-    this.foot = h("div", { class: "message-foot" }, this.buttons(), this.meta);
+    this.foot = h("div", { class: "message-foot" }, this.meta, this.buttons());
     const parts = [this.thinking.element, this.waiting, this.markdown.element, this.calls, this.note, this.foot];
     this.element = h("article", { class: "message assistant", "aria-label": "Answer" }, ...parts);
   }
@@ -171,7 +171,7 @@ class CallView {
 }
 
 function pretty(text) {
-  const value = parse(text || "{}");
+  const value = parse(text);
   return value === undefined ? text : JSON.stringify(value, null, 2);
 }
 
