@@ -16,7 +16,7 @@ function readTable() {
   const files = new Map();
   for (const [, path, type, name] of source.matchAll(/file\("([^"]+)", (SCRIPT|"[^"]+"), include_str!\("([^"]+)"\)\)/g)) {
     const contentType = type === "SCRIPT" ? "text/javascript; charset=utf-8" : type.slice(1, -1);
-    files.set(path, { contentType, body: readFileSync(new URL(name, PAGE)) });
+    files.set(path, { contentType, url: new URL(name, PAGE) });
   }
   return { policy, files };
 }
@@ -64,8 +64,8 @@ class Mock {
     return refuse(response, 404, { message: `no such path: ${pathname}` });
   }
 
-  page({ contentType, body }, response) {
-    response.writeHead(200, { "Content-Type": contentType, "Content-Security-Policy": this.policy, "X-Content-Type-Options": "nosniff" }).end(body);
+  page({ contentType, url }, response) {
+    response.writeHead(200, { "Content-Type": contentType, "Content-Security-Policy": this.policy, "X-Content-Type-Options": "nosniff" }).end(readFileSync(url));
   }
 
   async chat(request, response) {

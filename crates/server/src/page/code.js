@@ -1,6 +1,6 @@
 // A block of code: its language, a copy button, and quiet colours from one small scanner for all languages.
 
-import { copyButton, h } from "./dom.js";
+import { appendAll, copyButton, h } from "./dom.js";
 
 const MAX_COLOURED = 30_000;
 const words = (text) => new Set(text.split(" "));
@@ -68,6 +68,7 @@ export class CodeBlock {
   update(text) {
     if (text === this.text) return;
     this.text = text;
-    this.code.replaceChildren(...coloured(text, this.language));
+    this.code.textContent = "";
+    appendAll(this.code, coloured(text, this.language));
   }
 }

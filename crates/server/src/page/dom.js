@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element: `on…` attributes are listeners, absent ones (undefined, null, false) are left out. */
+/** An element. `on…` attributes are listeners, absent ones and absent children (undefined, null, false) are left out, lists are gone into. */
 export function h(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -10,8 +10,15 @@ export function h(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...children.filter((child) => child !== undefined && child !== null && child !== false));
+  appendAll(node, children);
   return node;
+}
+
+// One by one: a call takes fewer arguments than a long answer has nodes.
+export function appendAll(node, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child !== undefined && child !== null && child !== false) node.append(child);
+  }
 }
 
 export const byId = (id) => document.getElementById(id);

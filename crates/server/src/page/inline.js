@@ -56,7 +56,10 @@ class Inline {
   }
 
   add(node) {
-    if (node !== "") this.stack.at(-1).nodes.push(node);
+    const { nodes } = this.stack.at(-1);
+    if (typeof node !== "string") nodes.push(node);
+    else if (typeof nodes.at(-1) === "string") nodes[nodes.length - 1] += node;
+    else if (node) nodes.push(node);
   }
 
   // Code and formulas: nothing inside is Markdown. Formulas are shown as they were written.
@@ -91,8 +94,9 @@ class Inline {
   // Opened marks above `depth` that were never closed are text.
   flatten(depth) {
     while (this.stack.length - 1 > depth) {
-      const frame = this.stack.pop();
-      this.stack.at(-1).nodes.push(frame.mark, ...frame.nodes);
+      const { mark, nodes } = this.stack.pop();
+      this.add(mark);
+      for (const node of nodes) this.add(node);
     }
   }
 
@@ -127,7 +131,7 @@ class Inline {
   close(depth) {
     this.flatten(depth);
     const { mark, nodes } = this.stack.pop();
-    this.add(h(TAGS[mark], {}, ...nodes));
+    this.add(h(TAGS[mark], {}, nodes));
     return mark.length;
   }
 
@@ -140,7 +144,7 @@ class Inline {
     if (!address) return this.add("]");
     this.at = DESTINATION.lastIndex;
     const { mark, nodes } = this.stack.pop();
-    const link = anchor(address, ...(mark === "![" ? ["image: ", ...nodes] : nodes));
+    const link = anchor(address, mark === "![" && "image: ", nodes);
     for (const inner of link.querySelectorAll("a")) inner.replaceWith(...inner.childNodes);
     this.add(link);
   }

@@ -122,8 +122,8 @@ function readItem(lines, at, item) {
     if (!inside && (blank || startsBlock(line))) break;
     if (inside) indent ??= Math.min(leading(line), item[0].length);
     loose ||= blank > 0;
-    body.push(...Array(blank).fill(""), outdent(line, indent ?? least));
-    blank = 0;
+    for (; blank > 0; blank--) body.push("");
+    body.push(outdent(line, indent ?? least));
   }
   loose ||= blank > 0 && end < lines.length && ITEM.test(lines[end]);
   return { lines: body, loose, end };
@@ -178,15 +178,15 @@ function children(lines, depth, tight) {
 
 const RENDER = {
   // The page has an h1 of its own, so an answer's headings start at h2.
-  heading: ({ level, body }) => h(`h${Math.min(level + 1, 6)}`, {}, ...inline(body)),
-  paragraph: ({ body }) => h("p", {}, ...inline(body)),
+  heading: ({ level, body }) => h(`h${Math.min(level + 1, 6)}`, {}, inline(body)),
+  paragraph: ({ body }) => h("p", {}, inline(body)),
   rule: () => h("hr"),
-  quote: ({ lines }, depth) => h("blockquote", {}, ...children(lines, depth + 1, false)),
+  quote: ({ lines }, depth) => h("blockquote", {}, children(lines, depth + 1, false)),
   list: ({ ordered, start, items, loose }, depth) =>
-    h(ordered ? "ol" : "ul", { start: ordered && start !== 1 ? start : undefined }, ...items.map((lines) => item(lines, depth + 1, loose))),
+    h(ordered ? "ol" : "ul", { start: ordered && start !== 1 ? start : undefined }, items.map((lines) => item(lines, depth + 1, loose))),
   table: ({ align, head, rows }) => {
-    const row = (tag, texts) => h("tr", {}, ...head.map((_, at) => h(tag, { class: align[at] }, ...inline(texts[at] ?? ""))));
-    const body = h("tbody", {}, ...rows.map((texts) => row("td", texts)));
+    const row = (tag, texts) => h("tr", {}, head.map((_, at) => h(tag, { class: align[at] }, inline(texts[at] ?? ""))));
+    const body = h("tbody", {}, rows.map((texts) => row("td", texts)));
     return h("div", { class: "table", tabindex: 0, role: "group", "aria-label": "Table" }, h("table", {}, h("thead", {}, row("th", head)), body));
   },
   code: (block) => {
@@ -198,7 +198,7 @@ const RENDER = {
 
 function item(lines, depth, loose) {
   const task = /^\[([ xX])\] /.exec(lines[0]);
-  if (!task) return h("li", {}, ...children(lines, depth, !loose));
+  if (!task) return h("li", {}, children(lines, depth, !loose));
   const box = h("input", { type: "checkbox", disabled: true, checked: task[1] !== " " });
-  return h("li", { class: "task" }, box, ...children([lines[0].slice(4), ...lines.slice(1)], depth, !loose));
+  return h("li", { class: "task" }, box, children([lines[0].slice(4)].concat(lines.slice(1)), depth, !loose));
 }
