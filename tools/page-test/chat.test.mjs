@@ -57,6 +57,30 @@ scripted("stop while the prompt is read leaves no empty answer", async () => {
   await done();
   assert.equal(await answers().count(), 0);
   assert.equal(await users().count(), 1);
+  await page.reload();
+  await answered(() => page.getByRole("button", { name: "Answer it" }).click());
+  assert.equal(await lastAnswer().textContent(), "That was a long prompt.");
+});
+
+scripted("a question that was never answered goes along with the next one", async () => {
+  await send("slow");
+  await page.locator(".waiting progress").waitFor();
+  await page.keyboard.press("Escape");
+  await ask("never mind");
+  assert.deepEqual(mock.bodies.at(-1).messages, [{ role: "user", content: "slow\n\nnever mind" }]);
+});
+
+scripted("a chat that is deleted while it is answered stays deleted", async () => {
+  await send("endless");
+  await lastAnswer().getByText("word3").waitFor();
+  await page.getByRole("button", { name: "Chats" }).click();
+  await page.getByRole("button", { name: "Delete chat: endless" }).click();
+  await page.getByRole("button", { name: "Delete", exact: true }).click();
+  await page.keyboard.press("Escape");
+  await done();
+  await page.getByRole("button", { name: "Chats" }).click();
+  await page.locator("#chat-list").getByText("No chats yet.").waitFor();
+  assert.equal(mock.aborted, 1);
 });
 
 check("regenerate replaces the answer, undo brings it back", async () => {
@@ -160,6 +184,7 @@ scripted("a call that was cut off is shown and not sent back", async () => {
   await ask("halfcall");
   await page.locator(".call-state").getByText("Cut off").waitFor();
   assert.match(await answers().locator(".note").textContent(), /limit of tokens/);
+  assert.equal(await page.getByRole("button", { name: "Send results" }).count(), 0);
   await ask("and now");
   assert.ok(mock.bodies.at(-1).messages.every((message) => !message.tool_calls));
 });
@@ -170,7 +195,7 @@ scripted("a long prompt shows how far it is read, a silent server how long it ta
   await shot("prefill");
   await done();
   await send("quiet");
-  await page.locator(".waiting").getByText("Reading the prompt: 1 s").waitFor();
+  await page.locator(".waiting").getByText("Waiting for the first token: 1 s").waitFor();
   await done();
   assert.match(await answers().last().locator(".meta").textContent(), /first after 1\.\d s/);
 });

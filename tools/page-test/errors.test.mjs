@@ -77,3 +77,33 @@ scripted("the server goes away and comes back", async () => {
   await page.locator("#light.on").waitFor({ state: "attached" });
   await done();
 });
+
+scripted("a full storage is said, and the chat goes on", async () => {
+  await page.evaluate(() => {
+    for (let size = 2 ** 22; size > 0; size >>= 1) {
+      try {
+        localStorage.setItem(`filler${size}`, "x".repeat(size));
+      } catch {
+        // This much does not fit any more.
+      }
+    }
+  });
+  await ask("hello");
+  await notice().getByText("This chat is not kept").waitFor();
+  assert.equal(await lastAnswer().textContent(), "You said: hello");
+});
+
+scripted("stored nonsense does not break the page", async () => {
+  await page.evaluate(() => {
+    localStorage.setItem("basert.settings", '{"tools": "[{", "theme": 7, "sampling": null}');
+    localStorage.setItem("basert.chat.a", "{");
+    localStorage.setItem("basert.chat.b", '{"messages": [{"role": "system", "content": 1}]}');
+    localStorage.setItem("basert.chat.c", '{"messages": [{"role": "user", "content": "old"}, {"role": "assistant", "content": "form"}], "updated": 1}');
+  });
+  await page.reload();
+  await ask("hello");
+  assert.equal(await lastAnswer().textContent(), "You said: hello");
+  await page.getByRole("button", { name: "Chats" }).click();
+  await page.locator(".chat-name", { hasText: "old" }).click();
+  assert.equal(await lastAnswer().textContent(), "form");
+});

@@ -86,6 +86,7 @@ for (const colorScheme of ["light", "dark"]) {
     await answered(() => page.getByRole("button", { name: "Send", exact: true }).tap());
     assert.ok((await overflow()) <= 0);
     await shot(`phone-${colorScheme}`);
+    if (mock) assert.ok(await page.locator("pre").evaluate((pre) => (pre.scrollLeft = 50) && pre.scrollLeft === 50), "code scrolls in its block");
     await prompt().fill("x".repeat(400) + " https://example.org/" + "y".repeat(300));
     await answered(() => page.getByRole("button", { name: "Send", exact: true }).tap());
     assert.ok((await overflow()) <= 0);

@@ -19,7 +19,7 @@ export function pendingCalls(messages) {
 
 /** The body of a request. Only what was set is sent; the server knows its own defaults. */
 export function requestBody(messages, settings, model) {
-  const history = messages.flatMap(wire);
+  const history = messages.flatMap(wire).reduce(joinUsers, []);
   if (settings.system.trim()) history.unshift({ role: "system", content: settings.system });
   const body = { messages: history, stream: true, stream_options: { include_usage: true }, ...settings.sampling };
   if (model) body.model = model;
@@ -27,6 +27,14 @@ export function requestBody(messages, settings, model) {
   if (tools.length) body.tools = tools;
   if (settings.thinking !== "default") body.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
   return body;
+}
+
+// Questions that were never answered become one: many templates want the roles to take turns.
+function joinUsers(history, message) {
+  const last = history.at(-1);
+  if (message.role === "user" && last?.role === "user") last.content += `\n\n${message.content}`;
+  else history.push(message);
+  return history;
 }
 
 function wire(message) {

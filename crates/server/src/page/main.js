@@ -12,7 +12,7 @@ const THEMES = ["system", "light", "dark"];
 const THINKING = ["default", "on", "off"];
 const MAX_FIELD = 240; // px
 
-let settings = readSettings();
+let settings = sound(readSettings());
 let facts = null;
 let online = false;
 
@@ -21,6 +21,16 @@ const isTouch = matchMedia("(pointer: coarse)").matches;
 const next = (list, value) => list[(list.indexOf(value) + 1) % list.length];
 const model = () => (facts?.models.find(({ id }) => id === settings.model) ?? facts?.models[0])?.id;
 const session = new Session(() => ({ settings, model: model() }), changed);
+
+// Stored tools that are none would stop every request.
+function sound(saved) {
+  try {
+    readTools(saved.tools);
+    return saved;
+  } catch {
+    return { ...saved, tools: "" };
+  }
+}
 
 function change(changes) {
   settings = { ...settings, ...changes };

@@ -25,10 +25,11 @@ export function showError(error, retry) {
   if (error.retryAfter) countDown(button, error.retryAfter);
 }
 
-/** Says something that is no error of a request. */
-export function showNote(title, text) {
+/** Says something that is no error of a request, with a button for what can be done about it. */
+export function showNote(text, action) {
   clearNotice();
-  byId("notice").append(h("div", { class: "notice" }, icon("info"), h("div", {}, h("strong", {}, title), h("p", {}, text))));
+  const button = action && h("div", { class: "actions" }, h("button", { type: "button", onclick: action.act }, action.label));
+  byId("notice").append(h("div", { class: "notice" }, icon("info"), h("div", {}, text, button)));
 }
 
 function explain(error) {

@@ -75,18 +75,18 @@ function problem(text) {
   byId("declared").setAttribute("aria-invalid", String(text !== ""));
 }
 
-/** Opens the list of chats; `open` gets the chosen one, `deleted` the id of one that is gone. */
-export function openChats(current, open, deleted) {
+/** Opens the list of chats; `open` gets the chosen one, `leave` the id of one that is about to go. */
+export function openChats(current, open, leave) {
   const choose = (conversation) => {
     byId("chats").close();
     open(conversation);
   };
-  const items = listConversations().map((conversation) => chatItem(conversation, conversation.id === current.id, choose, deleted));
+  const items = listConversations().map((conversation) => chatItem(conversation, conversation.id === current.id, choose, leave));
   byId("chat-list").replaceChildren(...(items.length ? items : [h("li", { class: "hint" }, "No chats yet.")]));
   byId("chats").showModal();
 }
 
-function chatItem(conversation, isCurrent, choose, deleted) {
+function chatItem(conversation, isCurrent, choose, leave) {
   const when = new Date(conversation.updated).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
   const name = h("button", { type: "button", class: "chat-name", "aria-current": isCurrent && "true", onclick: () => choose(conversation) }, h("span", {}, title(conversation)), h("small", {}, when));
   const sure = h("button", { type: "button", class: "danger", hidden: true, onclick: remove }, "Delete");
@@ -96,10 +96,11 @@ function chatItem(conversation, isCurrent, choose, deleted) {
     sure.focus();
   });
   const item = h("li", {}, name, ask, sure);
-  function remove() {
+  // An answer that still runs would be kept once more, so its end comes first.
+  async function remove() {
+    await leave(conversation.id);
     deleteConversation(conversation.id);
     item.remove();
-    deleted(conversation.id);
   }
   return item;
 }

@@ -10,6 +10,11 @@ const SAVE_MS = 1000;
 const TICK_MS = 250;
 const NEAR_END = 60; // px
 
+// A stored message; what it lacks is empty, and an answer that had not ended was stopped.
+function restored(message) {
+  return message.role === "user" ? message : { ...assistantMessage(), ...message, finish: message.finish ?? "stopped" };
+}
+
 export class Session {
   /** `context()` gives `{settings, model}`; `changed(failure)` is called when an answer begins or ends. */
   constructor(context, changed) {
@@ -25,14 +30,12 @@ export class Session {
   async open(conversation) {
     await this.stop();
     this.conversation = conversation;
-    for (const message of conversation.messages) {
-      if (message.role === "assistant") message.finish ??= "stopped";
-    }
+    conversation.messages = conversation.messages.map(restored);
     this.offerUndo(null);
     clearNotice();
     this.show();
     this.toEnd();
-    if (conversation.messages.at(-1)?.role === "user") showNote("This message has no answer yet", "Send another one, or edit it to ask again.");
+    if (conversation.messages.at(-1)?.role === "user") showNote("This message has no answer yet", { label: "Answer it", act: () => this.run() });
     setCurrent(conversation);
   }
 
@@ -60,7 +63,7 @@ export class Session {
   }
 
   save() {
-    if (!writeConversation(this.conversation)) showNote("This chat is not kept", "The browser's storage is full or blocked. Delete older chats to make room.");
+    if (!writeConversation(this.conversation)) showNote("This chat is not kept: the browser's storage is full or blocked. Deleting older chats makes room.");
   }
 
   /** Sends a message. Calls that wait for a result are told that there is none. */
@@ -132,7 +135,7 @@ export class Session {
   async stream(body, { message, live, controller }) {
     const paint = this.painter(message, live);
     const tick = setInterval(paint.soon, TICK_MS);
-    const keep = setInterval(() => this.save(), SAVE_MS);
+    const keep = setInterval(() => writeConversation(this.conversation), SAVE_MS);
     let failure = null;
     try {
       await answer(body, message, live, controller.signal, paint.soon);

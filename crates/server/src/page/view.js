@@ -71,7 +71,7 @@ class AssistantView {
     if (this.waiting.hidden) return;
     const elapsed = performance.now() - live.started;
     const { done, total } = live.progress ?? {};
-    const text = total ? `Reading the prompt: ${count(done)} of ${count(total)} tokens` : elapsed > 1000 ? `Reading the prompt: ${Math.floor(elapsed / 1000)} s` : "";
+    const text = total ? `Reading the prompt: ${count(done)} of ${count(total)} tokens` : elapsed > 1000 ? `Waiting for the first token: ${Math.floor(elapsed / 1000)} s` : "";
     this.bar ??= h("progress", { "aria-label": "Prompt read" });
     this.label ??= h("span");
     if (!this.label.isConnected) this.waiting.replaceChildren(h("span", { class: "dots", "aria-hidden": "true" }), this.label, this.bar);
