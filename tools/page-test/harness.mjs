@@ -56,6 +56,7 @@ async function openPage(options) {
   page.on("pageerror", (error) => problems.push(error.message));
   // Answers with an error status are logged by the browser too; those are wanted here.
   page.on("console", (message) => message.type() === "error" && !message.text().startsWith("Failed to load resource") && problems.push(message.text()));
+  if (BASE_URL) await page.addInitScript(() => (localStorage["basert.settings"] ??= '{"sampling": {"max_tokens": 64}}'));
   if (API_KEY) await page.addInitScript((key) => sessionStorage.setItem("basert.key", JSON.stringify(key)), API_KEY);
   await page.goto(base);
   await page.locator("#light.on").waitFor({ state: "attached" });

@@ -16,10 +16,12 @@ const SQL = words(
   "all alter and as asc between by case create delete desc distinct drop else end exists from group having in index insert into is join key " +
     "left limit not null on or order outer primary references select set table then union unique update values when where with",
 );
-const LITERALS = new Set(["None", "True", "False", "Self"]);
-const PLAIN = new Set(["", "text", "txt", "plain", "plaintext", "console", "output", "log", "markdown", "md"]);
-const HASH = new Set(["python", "py", "sh", "bash", "shell", "zsh", "fish", "yaml", "yml", "toml", "ruby", "rb", "r", "perl", "make", "makefile", "dockerfile", "elixir", "julia", "nix", "ini", "powershell"]);
-const DASH = new Set(["sql", "lua", "haskell", "hs", "ada", "vhdl"]);
+const LITERALS = words("None True False Self");
+const PLAIN = words(" text txt plain plaintext console output log markdown md");
+const HASH = words(
+  "python py sh bash shell zsh fish yaml yml toml ruby rb r perl make makefile dockerfile elixir julia nix ini powershell",
+);
+const DASH = words("sql lua haskell hs ada vhdl");
 
 const STRING = String.raw`"""[^]*?(?:"""|$)|"(?:\\.|[^"\\\n])*"?|\x60(?:\\.|[^\x60\\])*\x60?`;
 const QUOTED = String.raw`|'(?:\\.|[^'\\\n])*'`;

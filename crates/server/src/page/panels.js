@@ -88,7 +88,9 @@ export function openChats(current, open, leave) {
 
 function chatItem(conversation, isCurrent, choose, leave) {
   const when = new Date(conversation.updated).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
-  const name = h("button", { type: "button", class: "chat-name", "aria-current": isCurrent && "true", onclick: () => choose(conversation) }, h("span", {}, title(conversation)), h("small", {}, when));
+  const onclick = () => choose(conversation);
+  const words = [h("span", {}, title(conversation)), h("small", {}, when)];
+  const name = h("button", { type: "button", class: "chat-name", "aria-current": isCurrent && "true", onclick }, words);
   const sure = h("button", { type: "button", class: "danger", hidden: true, onclick: remove }, "Delete");
   const ask = iconButton("trash", `Delete chat: ${title(conversation)}`, () => {
     ask.hidden = true;

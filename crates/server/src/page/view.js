@@ -123,8 +123,7 @@ class ThinkingView {
     if (this.element.hidden) return;
     const now = Boolean(live?.thinkingSince);
     const ms = thinkMs + (now ? performance.now() - live.thinkingSince : 0);
-    this.element.classList.toggle("now", now);
-    this.label.textContent = now ? `Thinking… ${Math.floor(ms / 1000)} s` : `Thought for ${duration(ms)}`;
+    this.label.textContent = now ? `Thinking…${ms < 1000 ? "" : ` ${Math.floor(ms / 1000)} s`}` : `Thought for ${duration(ms)}`;
     this.fill();
   }
 
@@ -142,7 +141,8 @@ class CallView {
     this.state = h("span", { class: "call-state" });
     this.code = new CodeBlock("json");
     this.result = h("div", { class: "call-result" });
-    this.element = h("section", { class: "call", "aria-label": "Tool call" }, h("div", { class: "call-head" }, icon("tool"), this.name, this.state), this.code.element, this.result);
+    const head = h("div", { class: "call-head" }, icon("tool"), this.name, this.state);
+    this.element = h("section", { class: "call", "aria-label": "Tool call" }, head, this.code.element, this.result);
   }
 
   update(live) {
