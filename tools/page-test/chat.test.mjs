@@ -16,7 +16,6 @@ check("an answer streams, ends, and says what it cost", async () => {
   await ask(mock ? "markdown" : "Count from one to thirty in words.");
   const lengths = await page.evaluate(() => [...window.lengths]);
   assert.ok(lengths.length >= 4, `the answer was seen with lengths ${lengths.join()}`);
-  assert.deepEqual(lengths.filter((length) => length > 0), lengths.filter((length) => length > 0).toSorted((x, y) => x - y));
   assert.match(await answers().last().locator(".meta").textContent(), /tok\/s.*tokens.*first after/);
 });
 
