@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { answered, answers, ask, base, check, context, done, lastAnswer, mock, page, prompt, scripted, send, shot, stopButton, users } from "./harness.mjs";
+import { MARKDOWN } from "./scripts.mjs";
 
 const TOOLS = JSON.stringify([{ name: "get_weather", description: "Weather of a city", parameters: { type: "object", properties: { city: { type: "string" } } } }]);
 
@@ -90,6 +91,7 @@ check("regenerate replaces the answer, undo brings it back", async () => {
   await answered(() => answers().first().getByRole("button", { name: "Answer again" }).click());
   assert.equal(await answers().count(), 1);
   await shot("undo");
+  assert.equal(await page.evaluate(() => document.activeElement.id), "prompt");
   await page.getByRole("button", { name: "Undo" }).click();
   assert.equal(await answers().count(), 2);
   assert.equal(await answers().first().locator("> .markdown").textContent(), first);
@@ -106,6 +108,22 @@ check("an edited message is asked again, and what followed is gone", async () =>
   assert.equal(await users().locator(".bubble").textContent(), "three");
   if (mock) assert.equal(await lastAnswer().textContent(), "You said: three");
   if (mock) assert.deepEqual(mock.bodies.at(-1).messages, [{ role: "user", content: "three" }]);
+});
+
+scripted("copy gives the source, an edited answer is what the model is told", async () => {
+  await context.grantPermissions(["clipboard-read", "clipboard-write"]);
+  const copied = () => page.evaluate(() => navigator.clipboard.readText());
+  await ask("markdown");
+  await answers().last().getByRole("button", { name: "Copy code" }).click();
+  assert.match(await copied(), /^\/\/\/ Pages that hold `tokens`[^]*whole\n}$/);
+  await answers().last().getByRole("button", { name: "Copy answer" }).click();
+  assert.equal(await copied(), MARKDOWN);
+  await answers().last().getByRole("button", { name: "Edit answer" }).click();
+  await page.locator(".editor textarea").fill("something **else**");
+  await page.getByRole("button", { name: "Save" }).click();
+  assert.equal(await lastAnswer().locator("strong").textContent(), "else");
+  await ask("go on");
+  assert.equal(mock.bodies.at(-1).messages[1].content, "something **else**");
 });
 
 check("reload keeps the conversation and the draft", async () => {

@@ -23,6 +23,9 @@ export function appendAll(node, children) {
 
 export const byId = (id) => document.getElementById(id);
 
+/** Whether there is a keyboard on the glass rather than on the desk. */
+export const isTouch = matchMedia("(pointer: coarse)").matches;
+
 // Drawn on a grid of 24, as strokes.
 const ICONS = {
   alert: "M12 8v5M12 16.5v.5M12 3 2.5 20h19z",

@@ -1,7 +1,7 @@
 // The page: the bar, the field for messages, the keys.
 
 import { readTools } from "./chat.js";
-import { announce, byId, icon, plural } from "./dom.js";
+import { announce, byId, icon, isTouch, plural } from "./dom.js";
 import { canThink, readFacts, showFacts } from "./facts.js";
 import { clearNotice, showError } from "./notice.js";
 import { openChats, openSettings, setUpPanels } from "./panels.js";
@@ -17,7 +17,6 @@ let facts = null;
 let online = false;
 
 const prompt = byId("prompt");
-const isTouch = matchMedia("(pointer: coarse)").matches;
 const next = (list, value) => list[(list.indexOf(value) + 1) % list.length];
 const model = () => (facts?.models.find(({ id }) => id === settings.model) ?? facts?.models[0])?.id;
 const session = new Session(() => ({ settings, model: model() }), changed);

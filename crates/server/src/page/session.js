@@ -1,7 +1,7 @@
 // The conversation on the page, and the answer that runs.
 
 import { answer, assistantMessage, isEmpty, newLive, pendingCalls, requestBody, userMessage } from "./chat.js";
-import { announce, byId, plural } from "./dom.js";
+import { announce, byId, isTouch, plural } from "./dom.js";
 import { clearNotice, showError, showNote } from "./notice.js";
 import { setCurrent, writeConversation } from "./store.js";
 import { messageView } from "./view.js";
@@ -13,6 +13,11 @@ const NEAR_END = 60; // px
 // A stored message; what it lacks is empty, and an answer that had not ended was stopped.
 function restored(message) {
   return message.role === "user" ? message : { ...assistantMessage(), ...message, finish: message.finish ?? "stopped" };
+}
+
+// The button that was pressed may be gone. On a phone the keyboard would hide the answer.
+function focusPrompt() {
+  if (!isTouch) byId("prompt").focus({ preventScroll: true });
 }
 
 export class Session {
@@ -80,6 +85,7 @@ export class Session {
     messages[messages.indexOf(message)] = { ...message, content: text };
     this.show();
     this.save();
+    focusPrompt();
   }
 
   /** Puts others in the place of a message and all that followed, and has them answered. */
@@ -106,6 +112,7 @@ export class Session {
     clearNotice();
     this.show();
     this.save();
+    focusPrompt();
   }
 
   /** Ends the running answer and keeps what there is of it. */
@@ -126,6 +133,7 @@ export class Session {
     this.show();
     this.toEnd();
     this.save();
+    focusPrompt();
     announce("Answering");
     this.running.ended = this.stream(body, this.running);
     this.changed();
