@@ -17,6 +17,7 @@ mod http;
 mod log;
 mod metrics;
 mod model;
+mod page;
 mod random;
 mod serve;
 mod slots;

@@ -14,6 +14,7 @@ use subtle::ConstantTimeEq;
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::page::FILES;
 use crate::random;
 
 /// Who is connected.
@@ -28,8 +29,10 @@ pub(crate) struct RequestId(pub String);
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Namespace(pub String);
 
-/// Paths that need no key: the page, which then asks for it, and what load balancers look at.
-const OPEN: [&str; 3] = ["/", "/health", "/ready"];
+/// Whether a path needs no key: the page, which then asks for it, and what load balancers look at.
+fn is_open(path: &str) -> bool {
+    ["/health", "/ready"].contains(&path) || FILES.iter().any(|file| file.path == path)
+}
 
 /// Lets a request pass, or turns it away before anything of it is read.
 pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
@@ -66,7 +69,7 @@ fn name(headers: &HeaderMap) -> String {
 
 fn check(app: &App, request: &Request) -> Result<Namespace, ApiError> {
     from_here(app, request.headers(), request.uri())?;
-    if OPEN.contains(&request.uri().path()) {
+    if is_open(request.uri().path()) {
         return Ok(Namespace::default());
     }
     let key = key(&app.config.api_keys, request.headers())?;

@@ -15,20 +15,20 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::from_fn_with_state;
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::{get, post};
 use serde_json::Value;
 
 use crate::app::App;
 use crate::error::ApiError;
-
-/// The page at `/`.
-const PAGE: &str = include_str!("../page/index.html");
+use crate::page::{CONTENT_SECURITY_POLICY, FILES, File};
 
 /// Paths and what answers them.
 pub fn router(app: Arc<App>) -> Router {
-    Router::new()
-        .route("/", get(page))
+    let pages = FILES
+        .iter()
+        .fold(Router::new(), |router, file| router.route(file.path, get(move || async move { page(file) })));
+    pages
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
         .route("/v1/models", get(info::models))
@@ -53,11 +53,16 @@ pub fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-async fn page() -> Response {
-    let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
-                  img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-    let mut response = Html(PAGE).into_response();
-    response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+fn page(file: &File) -> Response {
+    let mut response = Response::new(Body::from(file.body));
+    let fields = [
+        (header::CONTENT_TYPE, file.content_type),
+        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    for (name, value) in fields {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
     response
 }
 
