@@ -23,6 +23,7 @@ pub struct Slot {
     generated: AtomicUsize,
     started: AtomicBool,
     complete: AtomicBool,
+    left: AtomicBool,
 }
 
 impl Slot {
@@ -39,6 +40,11 @@ impl Slot {
     /// The answer needs nothing more of the engine, though the engine would go on.
     pub fn completes(&self) {
         self.complete.store(true, Ordering::Relaxed);
+    }
+
+    /// Nobody waits for it any more; the engine drops it before its next step.
+    pub(crate) fn leaves(&self) {
+        self.left.store(true, Ordering::Relaxed);
     }
 
     /// Whether it has a sequence and has been in a step.
@@ -60,9 +66,9 @@ impl Slots {
         lock(&self.active).clone()
     }
 
-    /// How many have not ended.
+    /// How many have not ended, and are waited for.
     pub fn count(&self) -> usize {
-        lock(&self.active).len()
+        lock(&self.active).iter().filter(|slot| !slot.left.load(Ordering::Relaxed)).count()
     }
 
     pub(crate) fn enter(&self, prompt: usize) -> Arc<Slot> {
@@ -73,6 +79,7 @@ impl Slots {
             generated: AtomicUsize::new(0),
             started: AtomicBool::new(false),
             complete: AtomicBool::new(false),
+            left: AtomicBool::new(false),
         });
         lock(&self.active).push(Arc::clone(&slot));
         slot

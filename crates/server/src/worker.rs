@@ -41,6 +41,12 @@ pub(crate) struct Submitted {
     pub slot: Arc<Slot>,
 }
 
+impl Drop for Submitted {
+    fn drop(&mut self) {
+        self.slot.leaves();
+    }
+}
+
 impl Worker {
     /// Starts a thread and loads the model in it. `idle` is the time without requests after which the model's memory is given
     /// back.

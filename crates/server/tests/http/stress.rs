@@ -30,7 +30,7 @@ fn text(reply: &Reply, kind: u64) -> String {
 }
 
 fn storm(time: Duration, least: usize) {
-    let config = Config { queue: CLIENTS as usize, ..Config::default() };
+    let config = Config { queue: 4 * CLIENTS as usize, ..Config::default() };
     let server = Server::toy(4, 512, config);
     let alone: Vec<String> =
         (0..8).map(|kind| text(&server.post("/v1/completions", &request(kind)), kind)).collect();

@@ -7,7 +7,7 @@ use crate::common::Server;
 use crate::scripted::folded;
 
 fn ask(server: &Server, seed: u32, extra: &Value) -> (Value, String) {
-    let mut request = json!({"seed": seed, "temperature": 1, "max_tokens": 60});
+    let mut request = json!({"seed": seed, "temperature": 1, "max_tokens": 200});
     request.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     let found = server.chat(request);
     let choice = &found["choices"][0];
@@ -26,7 +26,10 @@ fn a_schema_is_kept_to_and_ends_the_answer() {
         "required": ["a", "b"], "additionalProperties": false,
     });
     let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
-    for extra in [json!({"response_format": format}), json!({"guided_json": schema})] {
+    for extra in [
+        json!({"response_format": format, "max_tokens": 60}),
+        json!({"guided_json": schema, "max_tokens": 60}),
+    ] {
         // Blanks are free in JSON, so that not every answer ends in time.
         let whole = |(message, finish): (Value, String)| {
             let text = message["content"].as_str().unwrap().to_owned();
