@@ -2,7 +2,7 @@
 """Measures what every target, method and KV type costs in quality, and writes the tables and pictures of docs/.
 
     tools/quality-tables.py                       the demo and SmolLM2, about half an hour on two cores
-    tools/quality-tables.py --models demo         one of them
+    tools/quality-tables.py --models demo         one of them; --tables kv: one of its tables
     tools/quality-tables.py --print               prints the tables instead of changing docs/
 
 Needs target/release/basert (`cargo build --release`) and the model that tools/smollm2.sh fetches. Only Python's standard
@@ -36,7 +36,6 @@ class Model:
     """A model and what it is measured on."""
 
     name: str
-    title: str
     file: Path
     text: Path
     calibration: Path
@@ -46,7 +45,6 @@ class Model:
 MODELS = {
     "demo": Model(
         "demo",
-        "demo (hybrid, 6.8 M parameters)",
         ROOT / "models/demo/demo.base",
         ROOT / "models/demo/evaluation/text.txt",
         ROOT / "models/demo/evaluation/calibration.txt",
@@ -54,7 +52,6 @@ MODELS = {
     ),
     "smollm2": Model(
         "smollm2",
-        "SmolLM2-135M-Instruct",
         ROOT / "models/SmolLM2-135M-Instruct.Q4_1.gguf",
         ROOT / "tools/data/alice.txt",
         ROOT / "tools/data/darwin.txt",
@@ -158,6 +155,14 @@ def kv_cells(found):
     return {"bytes per token": str(found["footprint"]["kv_bytes_per_token"]), **quality_cells(found)}
 
 
+def show(args, page, mark, text):
+    """Prints a table, or puts it into its page."""
+    if args.print:
+        print(f"{mark}\n\n{text}")
+    else:
+        replace(ROOT / page, mark, text)
+
+
 def replace(path, mark, text):
     """Puts `text` between the two lines of a document that carry `mark`."""
     begin, end = f"<!-- {mark}: made by tools/quality-tables.py -->", "<!-- end -->"
@@ -173,19 +178,19 @@ def main():
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     parser.add_argument("--basert", type=Path, default=target / "release/basert", help="the program [default: %(default)s]")
     parser.add_argument("--models", default="demo,smollm2", help="[default: %(default)s]")
+    parser.add_argument("--tables", default="weights,kv", help="[default: %(default)s]")
     parser.add_argument("--print", action="store_true", help="print the tables and leave docs/ as it is")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         basert = Basert(args.basert, Path(folder))
         for model in (MODELS[name] for name in args.models.split(",")):
-            methods, picture = weights(basert, model)
-            kv = caches(basert, model)
-            if args.print:
-                print(f"{model.title}\n\n{methods}\n{kv}")
-                continue
-            replace(ROOT / "docs/quantization.md", f"{model.name} weights", methods)
-            replace(ROOT / "docs/kv-cache.md", f"{model.name} KV", kv)
-            (ROOT / f"docs/quality-{model.name}.svg").write_text(picture, encoding="utf-8")
+            if "weights" in args.tables.split(","):
+                methods, picture = weights(basert, model)
+                show(args, "docs/quantization.md", f"{model.name} weights", methods)
+                if not args.print:
+                    (ROOT / f"docs/quality-{model.name}.svg").write_text(picture, encoding="utf-8")
+            if "kv" in args.tables.split(","):
+                show(args, "docs/kv-cache.md", f"{model.name} KV", caches(basert, model))
 
 
 if __name__ == "__main__":
