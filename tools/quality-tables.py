@@ -78,7 +78,8 @@ class Basert:
         if model.file.suffix == ".gguf":
             return model.file
         gguf = self.folder / f"{model.name}.gguf"
-        self.run("export", model.file, "--gguf", gguf, "--outtype", "f32")
+        if not gguf.exists():
+            self.run("export", model.file, "--gguf", gguf, "--outtype", "f32")
         return gguf
 
     def convert(self, source, name, *options):
