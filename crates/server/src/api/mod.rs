@@ -1,4 +1,4 @@
-//! OpenAI's dialect: requests to jobs for the [core](crate::core), and events back to chunks and whole responses.
+//! OpenAI's dialect: requests to jobs for the core, and events back to chunks and whole responses.
 
 pub(crate) mod body;
 pub(crate) mod chat;

@@ -75,6 +75,7 @@ pub fn engine(slots: usize, context: usize) -> Engine {
         sequences: slots,
         logit_rows: slots + 8,
         threads: Some(1),
+        prefix_cache: 1 << 20,
         step_tokens: 64,
         ..Options::default()
     };

@@ -6,6 +6,7 @@ mod answers;
 mod bad_input;
 mod common;
 mod fields;
+mod kept;
 mod operations;
 mod scripted;
 mod stress;
