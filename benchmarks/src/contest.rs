@@ -8,7 +8,7 @@ use llama_cpp_sys_2 as llama;
 use crate::files::{Files, PeerType};
 use crate::ours::Ours;
 use crate::peer::{Kv, Peer, Setting};
-use crate::runner::{DECODE_STEPS, Runner, Work};
+use crate::runner::{DECODE_STEPS, Work};
 
 /// KV types that both have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

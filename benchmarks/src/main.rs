@@ -25,7 +25,7 @@ use runner::Work;
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// Geometries: any of qwen3.5-0.8b, qwen3.5-2b, qwen3.5-4b, qwen3.5-35b-a3b (four layers), qwen3-0.6b, smollm2-135m
+    /// Geometries: any of qwen3.5-0.8b, qwen3.5-2b, qwen3.5-4b, qwen3.5-35b-a3b (four layers), qwen3-0.6b
     #[arg(long, value_delimiter = ',', value_name = "ID")]
     models: Option<Vec<String>>,
 
@@ -54,8 +54,7 @@ struct Args {
 }
 
 /// All that is measured by default. The mixture of experts is cut to fit memory.
-const GEOMETRIES: [Geometry; 6] = [
-    Geometry { id: "smollm2-135m", layers: None },
+const GEOMETRIES: [Geometry; 5] = [
     Geometry { id: "qwen3-0.6b", layers: None },
     Geometry { id: "qwen3.5-0.8b", layers: None },
     Geometry { id: "qwen3.5-2b", layers: None },
