@@ -198,18 +198,18 @@ impl Scheduler {
         match engine.step(&runs) {
             Ok(mut logits) => {
                 let mut row = 0;
-                for (index, prompt) in shares.clone() {
-                    let request = &mut running[index];
+                for (index, prompt) in &shares {
+                    let request = &mut running[*index];
                     let (first, samples) = (row, request.wants_logits(prompt.as_ref()));
                     row += request.logit_rows(prompt.as_ref());
                     request.score(prompt.as_ref(), &mut logits, first);
                     let row = samples.then(|| row.saturating_sub(1));
-                    let mut flow = request.read(prompt);
+                    let mut flow = request.read(prompt.clone());
                     if let (ControlFlow::Continue(()), Some(row)) = (flow, row) {
                         flow = request.sample(logits.row_mut(row), context);
                     }
                     if flow.is_break() {
-                        ended.push(index);
+                        ended.push(*index);
                     }
                 }
             }
