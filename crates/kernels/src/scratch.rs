@@ -17,6 +17,12 @@ pub(crate) struct Local {
 #[repr(C, align(64))]
 pub(crate) struct Line<T>(pub T);
 
+/// The bytes of some lines of floats, little-endian where the machine is.
+pub(crate) fn line_bytes(lines: &[Line<[f32; 16]>]) -> &[u8] {
+    // SAFETY: a line is 64 bytes without padding, and floats are bytes without invalid values.
+    unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), size_of_val(lines)) }
+}
+
 thread_local! {
     static LOCAL: RefCell<Local> = RefCell::default();
 }

@@ -10,8 +10,9 @@ use crate::reference::attention::{
     AttentionSegment, FinishHeads, MergeSegments, SEGMENT, STATE_HEADER, TILE,
 };
 use crate::reference::kv::StoreKv;
-use crate::scratch::{grown, with_local};
+use crate::scratch::{Line, grown, with_local};
 use crate::shared::SharedMut;
+use crate::vector::LANES;
 
 /// Query rows that walk the cache together, so that a tile of it is read from memory once for all of them.
 const ROWS: usize = 16;
@@ -47,6 +48,11 @@ impl<'a> Call<'a> {
         self.group() * (STATE_HEADER + self.geometry.head_dim)
     }
 
+    /// Scratch of [`AttentionSegment`], from a thread's.
+    fn decoded<'s>(&self, lines: &'s mut Vec<Line<[f32; LANES]>>) -> &'s mut [Line<[f32; LANES]>] {
+        grown(lines, 2 * TILE * self.geometry.head_dim.div_ceil(LANES), Line([0.0; LANES]))
+    }
+
     /// Segments that the last token sees.
     fn segments(&self) -> usize {
         (self.first_position + self.tokens()).div_ceil(SEGMENT)
@@ -58,6 +64,7 @@ impl<'a> Call<'a> {
         kv_head: usize,
         segment: usize,
         state: &'s mut [f32],
+        decoded: &'s mut [Line<[f32; LANES]>],
     ) -> AttentionSegment<'s>
     where
         'a: 's,
@@ -75,6 +82,7 @@ impl<'a> Call<'a> {
             kv_head,
             segment,
             state,
+            decoded,
         }
     }
 
@@ -177,13 +185,14 @@ impl Cpu {
             let rows = block * ROWS..tokens.min((block + 1) * ROWS);
             let len = rows.len() * call.row_state();
             with_local(|local| {
+                let decoded = call.decoded(&mut local.lines);
                 let (state, later) = grown(&mut local.floats, 2 * len, 0.0).split_at_mut(len);
-                self.level.run(call.segment(&rows, kv_head, 0, state));
+                self.level.run(call.segment(&rows, kv_head, 0, state, decoded));
                 for segment in 1..call.segments() {
                     let reaching = call.reaching(&rows, segment);
                     if !reaching.is_empty() {
                         let later = &mut later[..reaching.len() * call.row_state()];
-                        self.level.run(call.segment(&reaching, kv_head, segment, later));
+                        self.level.run(call.segment(&reaching, kv_head, segment, later, decoded));
                         let state = &mut state[(reaching.start - rows.start) * call.row_state()..];
                         self.level.run(MergeSegments { head_dim: call.geometry.head_dim, state, later });
                     }
@@ -203,7 +212,11 @@ impl Cpu {
         self.pool.run(kv_heads * segments, &|task| {
             // SAFETY: every task has its own row.
             let mut state = unsafe { shared.block(task..task + 1, 0..len) };
-            self.level.run(call.segment(&rows, task / segments, task % segments, state.row_mut(0)));
+            with_local(|local| {
+                let decoded = call.decoded(&mut local.lines);
+                let (kv_head, segment) = (task / segments, task % segments);
+                self.level.run(call.segment(&rows, kv_head, segment, state.row_mut(0), decoded));
+            });
         });
         let shared_out = SharedMut::new(out, call.heads * call.geometry.head_dim);
         let heads = SharedMut::new(states, segments * len);

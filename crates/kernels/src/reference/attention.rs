@@ -8,6 +8,8 @@ use super::kv::cached;
 use super::math::exp;
 use super::sum::Lanes;
 use crate::kv::{KvDtype, KvGeometry};
+use crate::scratch::Line;
+use crate::vector::LANES;
 
 /// Positions whose scores share one step of the running maximum.
 pub(crate) const TILE: usize = 32;
@@ -32,6 +34,8 @@ pub(crate) struct AttentionSegment<'a> {
     pub kv_head: usize,
     pub segment: usize,
     pub state: &'a mut [f32], // [rows, heads / kv_heads, STATE_HEADER + head_dim]
+    /// Scratch for a decoded tile of K and of V.
+    pub decoded: &'a mut [Line<[f32; LANES]>], // [2, TILE, head_dim / LANES]
 }
 
 impl<'a> AttentionSegment<'a> {
