@@ -5,15 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Cpu, PIECES_PER_THREAD};
 use crate::level::Kernel;
-use crate::simd::prefetch;
 use crate::vector::Simd;
-use crate::vector::peak::{plain_bytes, plain_floats};
+use crate::vector::peak::{ReadBlock, plain_bytes, plain_floats, plain_words};
 
 /// Bytes that a thread reads at a time.
 const PIECE: usize = 1 << 20;
-
-/// Bytes ahead of the current ones that are fetched meanwhile.
-const AHEAD: usize = 8 << 10;
 
 /// Kinds of multiply-adds that the kernels are made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -52,31 +48,24 @@ struct Read<'a> {
 }
 
 impl Read<'_> {
-    #[inline(always)]
-    fn run(self) {
-        let (lines, rest) = self.bytes.as_chunks::<64>();
-        let mut lanes = [0u64; 8];
-        for line in lines {
-            // As the kernels do it, a fixed distance ahead.
-            prefetch(line.as_ptr().wrapping_add(AHEAD));
-            for (lane, word) in lanes.iter_mut().zip(line.as_chunks::<8>().0) {
-                *lane = lane.wrapping_add(u64::from_le_bytes(*word));
-            }
-        }
+    /// Adds the sum of the whole blocks, and what is left behind them.
+    fn add(self, blocks: u64) {
+        let (_, rest) = self.bytes.as_chunks::<{ size_of::<ReadBlock>() }>();
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        let sum = lanes.into_iter().chain(rest.chunks(8).map(word)).fold(0u64, u64::wrapping_add);
-        self.sum.fetch_add(sum, Ordering::Relaxed);
+        self.sum.fetch_add(rest.chunks(8).map(word).fold(blocks, u64::wrapping_add), Ordering::Relaxed);
     }
 }
 
 impl Kernel for Read<'_> {
     fn reference(self) {
-        self.run();
+        let sum = plain_words(self.bytes.as_chunks().0);
+        self.add(sum);
     }
 
     #[inline(always)]
-    fn vectorized<S: Simd>(self, _simd: S) {
-        self.run();
+    fn vectorized<S: Simd>(self, simd: S) {
+        let sum = simd.sum_words(self.bytes.as_chunks().0);
+        self.add(sum);
     }
 }
 

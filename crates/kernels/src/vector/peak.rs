@@ -1,11 +1,13 @@
-//! Multiply-adds at the rate of the execution units: loops over registers alone, to hold measured speeds against.
+//! The rates of the execution units and of memory: loops that do nothing else, to hold measured speeds against.
 //!
-//! Chains of dependent instructions run side by side, more of them than latency times units, so that no unit waits. Every
+//! Multiply-adds run over registers alone. Chains of dependent instructions run side by side, more of them than latency times units, so that no unit waits. Every
 //! chain feeds its sums back as the next factors: no round is known to repeat another, and none can be left out.
 
 use std::hint::black_box;
 
-/// The highest multiply-add rates of an instruction set.
+use crate::simd::prefetch;
+
+/// The highest rates of an instruction set.
 pub(crate) trait Peak {
     /// `rounds` rounds of products of unsigned and signed bytes, summed in 32 bits by the instructions of the linear
     /// kernels. Returns how many multiply-adds they were.
@@ -13,6 +15,29 @@ pub(crate) trait Peak {
 
     /// The same for f32, fused.
     fn multiply_floats(self, rounds: usize) -> u64;
+
+    /// The sum of the little-endian 64-bit words of `blocks`, modulo 2^64, by loads of whole registers.
+    fn sum_words(self, blocks: &[ReadBlock]) -> u64;
+}
+
+/// Bytes that a round of [`Peak::sum_words`] reads, four cache lines.
+pub(crate) type ReadBlock = [u8; 256];
+
+/// Bytes ahead of the current ones that [`Peak::sum_words`] fetches meanwhile.
+const AHEAD: usize = 4 << 10;
+
+/// Asks for the block that is [`AHEAD`] of `block`.
+#[inline(always)]
+fn fetch_ahead(block: &ReadBlock) {
+    for line in (0..size_of::<ReadBlock>()).step_by(64) {
+        prefetch(block.as_ptr().wrapping_add(AHEAD + line));
+    }
+}
+
+/// [`Peak::sum_words`] word by word.
+pub(crate) fn plain_words(blocks: &[ReadBlock]) -> u64 {
+    let words = blocks.as_flattened().as_chunks().0;
+    words.iter().fold(0, |sum: u64, word| sum.wrapping_add(u64::from_le_bytes(*word)))
 }
 
 /// Lanes of the plain loops.
@@ -53,6 +78,10 @@ impl Peak for super::portable::Portable {
     fn multiply_floats(self, rounds: usize) -> u64 {
         plain_floats(rounds)
     }
+
+    fn sum_words(self, blocks: &[ReadBlock]) -> u64 {
+        plain_words(blocks)
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -60,7 +89,7 @@ mod x86 {
     use std::arch::x86_64::*;
     use std::hint::black_box;
 
-    use super::Peak;
+    use super::{Peak, ReadBlock, fetch_ahead};
     use crate::vector::avx2::{Avx2, avx2};
     use crate::vector::avx512::Avx512;
 
@@ -108,6 +137,22 @@ mod x86 {
             black_box(sums);
             (rounds * CHAINS * size_of::<__m256>() / size_of::<f32>()) as u64
         }
+
+        #[inline(always)]
+        fn sum_words(self, blocks: &[ReadBlock]) -> u64 {
+            let mut sums = avx2!([_mm256_setzero_si256(); 8]);
+            for block in blocks {
+                fetch_ahead(block);
+                for (sum, line) in sums.iter_mut().zip(block.as_chunks::<32>().0) {
+                    *sum = avx2!(_mm256_add_epi64(*sum, _mm256_loadu_si256(line.as_ptr().cast())));
+                }
+            }
+            let mut words = [[0u64; 4]; 8];
+            for (words, sum) in words.iter_mut().zip(sums) {
+                avx2!(_mm256_storeu_si256(words.as_mut_ptr().cast(), sum));
+            }
+            words.as_flattened().iter().fold(0, |sum, word| sum.wrapping_add(*word))
+        }
     }
 
     impl<const VNNI: bool, const VBMI: bool> Peak for Avx512<VNNI, VBMI> {
@@ -148,6 +193,22 @@ mod x86 {
             }
             black_box(sums);
             (rounds * CHAINS * size_of::<__m512>() / size_of::<f32>()) as u64
+        }
+
+        #[inline(always)]
+        fn sum_words(self, blocks: &[ReadBlock]) -> u64 {
+            let mut sums = avx2!([_mm512_setzero_si512(); 4]);
+            for block in blocks {
+                fetch_ahead(block);
+                for (sum, line) in sums.iter_mut().zip(block.as_chunks::<64>().0) {
+                    *sum = avx2!(_mm512_add_epi64(*sum, _mm512_loadu_si512(line.as_ptr().cast())));
+                }
+            }
+            let mut words = [[0u64; 8]; 4];
+            for (words, sum) in words.iter_mut().zip(sums) {
+                avx2!(_mm512_storeu_si512(words.as_mut_ptr().cast(), sum));
+            }
+            words.as_flattened().iter().fold(0, |sum, word| sum.wrapping_add(*word))
         }
     }
 }
