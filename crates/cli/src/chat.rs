@@ -3,7 +3,7 @@
 mod input;
 mod screen;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use basert_engine::{Engine, GenerateParams, Generation, SamplingParams, Session};
 use basert_text::{DecodeStream, Part, StopMatcher, ThinkSplitter, Tokenizer, opens_thinking};
@@ -15,7 +15,7 @@ use crate::conversation::{Conversation, Thinking};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::Turns;
 use crate::units::rate;
-use crate::{output, place, selected, session};
+use crate::{kept, output, place, selected, session};
 use input::{Entry, Input};
 use screen::Screen;
 
@@ -31,7 +31,7 @@ A line that ends in \\ goes on in the next one. ^C stops the answer.
 pub fn run(args: &ChatArgs) -> Outcome {
     let mut turns = Turns::install()?;
     // Everything that can be refused is refused before the weights are touched.
-    let mut options = args.run.resolve()?;
+    let mut options = args.run.resolve_to_fit(&args.fit)?;
     let bundle = Bundle::open(&args.model)?;
     let recommended = bundle.recommended();
     let sampling = args.sampling.resolve(&recommended)?;
@@ -58,11 +58,11 @@ pub fn run(args: &ChatArgs) -> Outcome {
         Some(bytes) => bytes,
         None => bundle::usual_prefix_cache(&file, &options),
     };
-    let mut engine = Engine::load(file, &options).map_err(|e| Failure::from_error(&e))?;
+    let mut engine = Engine::load(file, &options).map_err(|e| Failure::from_load(&e))?;
     selected::show(&engine, args.verbose);
     let session = session::open(&mut engine, args.session.as_deref())?;
     if let Some(path) = &args.prefix_cache_file {
-        load_prefixes(&mut engine, path)?;
+        kept::load(&mut engine, path)?;
     }
     let mut input = Input::new()?;
     if input.is_terminal() {
@@ -85,19 +85,6 @@ pub fn run(args: &ChatArgs) -> Outcome {
         turns,
     };
     chat.run(&mut input)
-}
-
-/// Takes in the earlier states of another run, if there are any.
-fn load_prefixes(engine: &mut Engine, path: &Path) -> Outcome {
-    if engine.prefix_stats().is_none() {
-        let hint = "--prefix-cache says how much there is to be";
-        return Err(Failure::new("there is no room for earlier states, so no file of them").hint(hint));
-    }
-    if path.exists() {
-        let hint = format!("name another file, or remove {}", path.display());
-        engine.load_prefixes(path).map_err(|e| Failure::from_error(&e).hint(hint))?;
-    }
-    Ok(())
 }
 
 /// Refuses a template that cannot open a conversation while nothing is loaded yet.

@@ -22,7 +22,7 @@ use crate::{output, selected, session};
 pub fn run(args: &CompleteArgs) -> Outcome {
     let interrupt = Interrupt::install(Second::Exits)?;
     // Everything that can be refused is refused before the weights are touched.
-    let options = args.run.resolve()?;
+    let options = args.run.resolve_to_fit(&args.fit)?;
     let bundle = Bundle::open(&args.model)?;
     let recommended = bundle.recommended();
     let sampling = args.sampling.resolve(&recommended)?;
@@ -41,7 +41,7 @@ pub fn run(args: &CompleteArgs) -> Outcome {
 
     let start = Instant::now();
     let (tokenizer, file) = bundle.into_parts();
-    let mut engine = Engine::load(file, &options).map_err(|e| Failure::from_error(&e))?;
+    let mut engine = Engine::load(file, &options).map_err(|e| Failure::from_load(&e))?;
     let mut session = session::open(&mut engine, args.session.as_deref())?;
     let load = start.elapsed();
     selected::show(&engine, args.verbose);

@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::io;
 
+use basert_engine::EngineError;
+
 /// Why a command stops early.
 #[derive(Debug)]
 pub enum Failure {
@@ -21,6 +23,10 @@ pub enum Failure {
         signal: u8,
     },
 }
+
+/// What to do where a context does not fit.
+const LARGE: &str =
+    "--fit takes narrower K and V, then a shorter context; or give -c, --kv-bits or --prefix-cache yourself";
 
 /// Result of a command or of a part of one.
 pub type Outcome<T = ()> = Result<T, Failure>;
@@ -52,6 +58,15 @@ impl Failure {
         }
         let lines: Vec<&str> = message.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         Failure::new(lines.join(" "))
+    }
+
+    /// Why a model is not loaded, and what to do where the memory is short.
+    pub fn from_load(error: &EngineError) -> Failure {
+        let failure = Failure::from_error(error);
+        match error {
+            EngineError::Option { option: "context", .. } => failure.hint(LARGE),
+            _ => failure,
+        }
     }
 
     /// Exit status of the process: 0 where nothing is wrong, 128 and the signal's number (130 after ^C), else 1.

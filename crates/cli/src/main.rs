@@ -19,6 +19,7 @@ mod export;
 mod failure;
 mod inspect;
 mod interrupt;
+mod kept;
 mod locate;
 mod options;
 mod output;

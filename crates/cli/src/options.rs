@@ -49,15 +49,31 @@ pub struct RunOptions {
 
     #[command(flatten)]
     kv: KvOptions,
+
+    /// Hold the KV cache in pages of 64 tokens instead of one page for each sequence
+    #[arg(long, help_heading = ENGINE)]
+    paged_kv: bool,
 }
 
+/// Tokens of a page under `--paged-kv`.
+const PAGE_TOKENS: usize = 64;
+
 impl RunOptions {
-    /// The engine's options.
+    /// The engine's options; K and V that were left open are f16.
     ///
     /// # Errors
     /// An instruction set that does not exist here.
     pub fn resolve(&self) -> Outcome<basert_engine::Options> {
-        self.resolve_with(self.kv.choice)
+        self.resolve_with(self.kv.types())
+    }
+
+    /// The engine's options; K and V that were left open, and the context, may give way as `fit` says.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub fn resolve_to_fit(&self, fit: &FitOptions) -> Outcome<basert_engine::Options> {
+        let narrow_kv = self.kv.choice.is_none();
+        Ok(basert_engine::Options { narrow_kv, fit: fit.budget(), ..self.resolve()? })
     }
 
     /// The engine's options for each of the KV types `with_kv`, or for those that were given where there are none.
@@ -71,7 +87,8 @@ impl RunOptions {
 
     fn resolve_with(&self, kv: KvTypes) -> Outcome<basert_engine::Options> {
         let (isa, threads, context) = (isa()?, self.threads, self.context);
-        Ok(basert_engine::Options { isa, threads, context, kv, ..Default::default() })
+        let page_tokens = self.paged_kv.then_some(PAGE_TOKENS);
+        Ok(basert_engine::Options { isa, threads, context, kv, page_tokens, ..Default::default() })
     }
 }
 
@@ -83,28 +100,65 @@ pub fn isa() -> Outcome<Option<Isa>> {
     Isa::from_env().map_err(|e| Failure::new(format!("BASERT_ISA: {e}")))
 }
 
+/// What may give way where the memory is short.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct FitOptions {
+    /// Fit into this much memory, or without a number into what is free: narrower K and V if they are auto, then a shorter
+    /// context, each said. Without --fit, what does not fit is refused
+    #[arg(long, value_name = "SIZE", value_parser = budget, num_args = 0..=1, default_missing_value = "free", help_heading = ENGINE)]
+    fit: Option<Budget>,
+}
+
+impl FitOptions {
+    /// Bytes that everything has to fit into.
+    fn budget(&self) -> Option<u64> {
+        match self.fit? {
+            Budget::Free => basert_engine::available_memory(),
+            Budget::Bytes(bytes) => Some(bytes),
+        }
+    }
+}
+
+/// Memory to fit into.
+#[derive(Clone, Copy, Debug)]
+enum Budget {
+    /// What is free.
+    Free,
+    Bytes(u64),
+}
+
+fn budget(s: &str) -> Result<Budget, String> {
+    if s == "free" { Ok(Budget::Free) } else { size(s).map(Budget::Bytes) }
+}
+
 /// The two spellings of the KV cache's types. Both in one source is an error; a flag beats the environment.
 #[derive(Args, Clone, Debug, Default)]
 struct RawKv {
-    /// Bits per element of the KV cache: 16 (f16), 8 (q8), 4 (q4), or 84 for 8-bit K and 4-bit V [default: 16]
+    /// Bits per element of the KV cache: 16 (f16), 8 (q8), 4 (q4), 84 for 8-bit K and 4-bit V, or auto: 16 where it fits, in chat,
+    /// complete and serve else the widest that does [default: auto]
     #[arg(
-        long, value_name = "16|8|4|84", env = "BASERT_KV_BITS", hide_env_values = true,
+        long, value_name = "16|8|4|84|auto", env = "BASERT_KV_BITS", hide_env_values = true,
         value_parser = KV_BITS, hide_possible_values = true, help_heading = ENGINE
     )]
     kv_bits: Option<String>,
 
-    /// Types of the KV cache: f32, f16, bf16, q8 or q4, for both sides or as k=q8,v=q4 [default: f16]
+    /// Types of the KV cache: f32, f16, bf16, q8 or q4, for both sides or as k=q8,v=q4; or auto [default: auto]
     #[arg(
-        long, value_name = "TYPE", env = "BASERT_KV_TYPE", hide_env_values = true, value_parser = kv_type,
+        long, value_name = "TYPE", env = "BASERT_KV_TYPE", hide_env_values = true, value_parser = kv_wish,
         help_heading = ENGINE
     )]
-    kv_type: Option<KvTypes>,
+    kv_type: Option<KvWish>,
 }
+
+/// Types, or `None` for auto.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct KvWish(Option<KvTypes>);
 
 /// [`RawKv`] after precedence.
 #[derive(Clone, Debug, Default)]
 pub struct KvOptions {
-    choice: KvTypes,
+    /// `None` is auto.
+    choice: Option<KvTypes>,
     /// Whether a flag says so.
     typed: bool,
 }
@@ -117,7 +171,7 @@ impl KvOptions {
 
     /// The types that were given, or the default.
     pub fn types(&self) -> KvTypes {
-        self.choice
+        self.choice.unwrap_or_default()
     }
 
     /// The types `with_kv`, or the one that was given where there are none.
@@ -130,7 +184,7 @@ impl KvOptions {
                 "--with-kv and --kv-type or --kv-bits both name KV types; give one of them",
             ));
         }
-        Ok(if with_kv.is_empty() { vec![self.choice] } else { with_kv.to_vec() })
+        Ok(if with_kv.is_empty() { vec![self.types()] } else { with_kv.to_vec() })
     }
 }
 
@@ -160,9 +214,15 @@ fn kv_type(s: &str) -> Result<KvTypes, String> {
     Ok(KvTypes { k: k.unwrap_or(default.k), v: v.unwrap_or(default.v) })
 }
 
-const KV_BITS: [&str; 4] = ["16", "8", "4", "84"];
+const KV_BITS: [&str; 5] = ["16", "8", "4", "84", AUTO];
+const AUTO: &str = "auto";
 
-/// One of [`KV_BITS`].
+/// Types, or auto.
+fn kv_wish(s: &str) -> Result<KvWish, String> {
+    if s == AUTO { Ok(KvWish(None)) } else { kv_type(s).map(|types| KvWish(Some(types))) }
+}
+
+/// One of [`KV_BITS`] but auto.
 fn kv_bits(s: &str) -> KvTypes {
     let (k, v) = match s {
         "8" => (KvDtype::Q8, KvDtype::Q8),
@@ -175,7 +235,7 @@ fn kv_bits(s: &str) -> KvTypes {
 
 /// Types in either spelling: `84` or `k=q8,v=q4`.
 pub fn any_kv(s: &str) -> Result<KvTypes, String> {
-    if KV_BITS.contains(&s) { Ok(kv_bits(s)) } else { kv_type(s) }
+    if s != AUTO && KV_BITS.contains(&s) { Ok(kv_bits(s)) } else { kv_type(s) }
 }
 
 /// Types as `--kv-type` takes them: one name for both parts, or each with its own.
@@ -187,8 +247,8 @@ impl FromArgMatches for KvOptions {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let raw = RawKv::from_arg_matches(matches)?;
         let typed = |id| matches.value_source(id) == Some(ValueSource::CommandLine);
-        let bits = raw.kv_bits.as_deref().map(kv_bits);
-        let choice = match (bits, raw.kv_type) {
+        let bits = raw.kv_bits.as_deref().map(|s| KvWish((s != AUTO).then(|| kv_bits(s))));
+        let KvWish(choice) = match (bits, raw.kv_type) {
             (Some(bits), Some(types)) => match (typed("kv_bits"), typed("kv_type")) {
                 (true, false) => bits,
                 (false, true) => types,
@@ -202,7 +262,7 @@ impl FromArgMatches for KvOptions {
                     return Err(clap::Error::raw(clap::error::ErrorKind::ArgumentConflict, text));
                 }
             },
-            (bits, types) => bits.or(types).unwrap_or_default(),
+            (bits, types) => bits.or(types).unwrap_or(KvWish(None)),
         };
         Ok(KvOptions { choice, typed: typed("kv_bits") || typed("kv_type") })
     }

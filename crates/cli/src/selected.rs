@@ -17,6 +17,8 @@ pub fn show(engine: &Engine, verbose: bool) {
     if verbose || output::stderr_is_terminal() {
         selected.notes.iter().for_each(|n| output::note(n));
     }
+    // Less than what was asked for is never silent.
+    selected.shrunk.iter().for_each(|n| output::note(n));
 }
 
 fn lines(engine: &Engine) -> Vec<(&'static str, String)> {
@@ -31,6 +33,9 @@ fn lines(engine: &Engine) -> Vec<(&'static str, String)> {
         lines.push(("weights", format!("{}: {tensors}, {}", total.dtype, bytes(total.bytes))));
     }
     lines.push(("kv cache", kv_cache(engine.selected())));
+    if engine.selected().state_bytes > 0 {
+        lines.push(("state", format!("{} per sequence", bytes(engine.selected().state_bytes))));
+    }
     lines.push(("context", format!("{context} tokens")));
     let parts = memory.parts().into_iter().filter(|part| part.1 > 0);
     let parts: Vec<String> = parts.map(|(name, n)| format!("{name} {}", bytes(n))).collect();
@@ -49,8 +54,20 @@ fn kv_cache(selected: &Selected) -> String {
 
 /// The same for scripts.
 pub fn to_json(selected: &Selected) -> Value {
-    let Selected { isa, threads, arch, weights, kv, pools, state_bytes, context, page_tokens, memory, notes } =
-        selected;
+    let Selected {
+        isa,
+        threads,
+        arch,
+        weights,
+        kv,
+        pools,
+        state_bytes,
+        context,
+        page_tokens,
+        memory,
+        notes,
+        shrunk,
+    } = selected;
     let weights: Vec<Value> = weights
         .iter()
         .map(|t| json!({"dtype": t.dtype.name(), "tensors": t.tensors, "bytes": t.bytes}))
@@ -64,12 +81,13 @@ pub fn to_json(selected: &Selected) -> Value {
         "v_type": kv.v.to_string(),
         "kv_layers": pools.layers,
         "kv_pages": pools.pages,
+        "kv_bytes": pools.bytes,
         "kv_bytes_per_token": pools.bytes_per_token,
         "state_bytes_per_sequence": state_bytes,
         "context": context,
         "page_tokens": page_tokens,
         "memory": memory_json(memory),
-        "notes": notes,
+        "notes": notes.iter().chain(shrunk).collect::<Vec<_>>(),
     })
 }
 
@@ -86,6 +104,7 @@ pub fn memory_json(memory: &MemoryPlan) -> Value {
         "snapshots": memory.snapshots,
         "workspace": memory.workspace,
         "logits": memory.logits,
+        "scratch": memory.scratch,
         "total": memory.total(),
     })
 }

@@ -56,5 +56,5 @@ pub use profile::Profile;
 pub use progress::{Progress, Silent};
 pub use report::{Count, Dropped, Fallback, Report, TensorReport, Verdict};
 pub use same_file::same_file;
-pub use synthetic::{SYNTHETIC_KEY, Synthetic, SyntheticReport, stored_bytes, synthesize};
+pub use synthetic::{SYNTHETIC_KEY, StoredTensor, Synthetic, SyntheticReport, stored_tensors, synthesize};
 pub use values::{SourceModel, SourceValues, with_source};

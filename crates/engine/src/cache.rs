@@ -15,6 +15,7 @@ use basert_model::{LayerSpec, Mixer};
 use crate::EngineError;
 use crate::kv::{KvPools, KvTypes};
 use crate::pages::Pages;
+use crate::plan::MemoryPlan;
 use crate::prefix::{Hit, Prefix, PrefixCache, PrefixFile, PrefixStats};
 use crate::state_file::Fingerprint;
 
@@ -327,10 +328,22 @@ impl Caches {
         Some(self.prefix.as_ref()?.stats(page, (self.state_len * size_of::<f32>()) as u64))
     }
 
-    /// Bytes of all snapshots that were allocated.
-    #[cfg(test)]
-    pub fn snapshot_bytes(&self) -> u64 {
-        self.prefix.as_ref().map_or(0, PrefixCache::snapshot_bytes)
+    /// Bytes that are held, read from the buffers; the states are those of the live sequences.
+    pub fn held(&self) -> MemoryPlan {
+        let side = |bytes: fn(&KvLayer) -> usize| self.kv.iter().map(bytes).sum::<usize>() as u64;
+        let (keys, values) = (side(|layer| layer.k.len()), side(|layer| layer.v.len()));
+        let pages = (self.sizes.pages() as u64).max(1);
+        let of_sequences = |bytes: u64| bytes / pages * self.sizes.sequence_pages() as u64;
+        let (kv_keys, kv) = (of_sequences(keys), of_sequences(keys) + of_sequences(values));
+        let states = self.sequences.iter().flatten().map(|sequence| sequence.state.capacity());
+        MemoryPlan {
+            kv_keys,
+            kv,
+            prefix_kv: keys + values - kv,
+            state: (states.sum::<usize>() * size_of::<f32>()) as u64,
+            snapshots: self.prefix.as_ref().map_or(0, PrefixCache::snapshot_bytes),
+            ..MemoryPlan::default()
+        }
     }
 
     /// Checks that everything that holds pages is known, and that the prefix cache agrees with itself.

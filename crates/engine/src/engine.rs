@@ -8,11 +8,12 @@ use basert_model::{Arch, Config, Mixer, ModelSpec};
 
 use crate::EngineError;
 use crate::cache::{Caches, LayerCache, SequenceId};
+use crate::fit::settled;
 use crate::forward::{Context, Span};
 use crate::kv::{KvPools, KvTypes};
 use crate::plan::MemoryPlan;
 use crate::rope::Frequencies;
-use crate::sizing::{MAX_THREADS, Sizing, WeightBytes, decoded_fit, step_limits, within};
+use crate::sizing::{MAX_THREADS, Sizing, WeightBytes, decoded_fit, step_limits, wanted_context, within};
 use crate::tensor::{Decoding, Tensors};
 use crate::trace::Trace;
 use crate::weights::Weights;
@@ -27,8 +28,14 @@ pub struct Options {
     pub threads: Option<usize>,
     /// KV cache element types.
     pub kv: KvTypes,
+    /// Let K and V be narrower than [`kv`](Self::kv) where a context that was asked for does not fit otherwise: the widest
+    /// of q8, q8 with q4, and q4 that does.
+    pub narrow_kv: bool,
     /// Context in tokens; default: the model's own, shortened until it fits half the free memory.
     pub context: Option<usize>,
+    /// Bytes that everything has to fit into; the context is shortened where it does not. Without, a context that does not
+    /// fit the free memory is refused.
+    pub fit: Option<u64>,
     /// Tokens per KV page, a multiple of 32; default: one page for the whole context.
     pub page_tokens: Option<usize>,
     /// Sequences that can be live at once.
@@ -53,7 +60,9 @@ impl Default for Options {
             isa: None,
             threads: None,
             kv: KvTypes::default(),
+            narrow_kv: false,
             context: None,
+            fit: None,
             page_tokens: None,
             sequences: 1,
             prefix_cache: 0,
@@ -90,6 +99,8 @@ pub struct Selected {
     pub memory: MemoryPlan,
     /// Anything a user should know about this load, one line each.
     pub notes: Vec<String>,
+    /// What is less than what was asked for, or than the model's own context, to fit the memory; one line each.
+    pub shrunk: Vec<String>,
 }
 
 /// Which rows of a run need logits.
@@ -141,7 +152,7 @@ pub struct RecurrentState<'a> {
 
 /// A loaded model with its caches.
 pub struct Engine {
-    cpu: Cpu,
+    pub(crate) cpu: Cpu,
     pub(crate) file: BaseFile,
     spec: ModelSpec,
     weights: Weights,
@@ -163,6 +174,8 @@ impl Engine {
         refuse_unrunnable(&file)?;
         let spec = model_spec(&file)?;
         options.kv.check(&spec, file.path())?;
+        let (options, shrunk) = settled(&spec, options, WeightBytes::of(&file, options))?;
+        let options = &options;
         let decoding =
             Decoding { all: options.dequantize, hold: !options.lean && decoded_fit(&file, options) };
         let (weights, bound) = Weights::bind(Tensors::File(&file), &spec, decoding)?;
@@ -174,15 +187,17 @@ impl Engine {
         within("threads", options.threads, MAX_THREADS)?;
         let cpu = Cpu::new(isa, options.threads.unwrap_or_else(default_threads))?;
 
-        let mut notes = bound.notes;
         let sizing = Sizing::new(&spec, options)?;
-        let sizes = sizing.choose(&mut notes)?;
-        let decoded = bound.decoded_bytes as u64;
-        let memory =
-            sizing.plan(sizes.context, WeightBytes { decoded, ..WeightBytes::of(&file, options) })?;
+        let sizes = sizing.sizes(wanted_context(&spec, options))?;
+        let planned = WeightBytes { decoded: bound.decoded_bytes as u64, ..WeightBytes::of(&file, options) };
+        let memory = sizing.plan(sizes.context, planned)?;
         let (step_tokens, logit_rows) = step_limits(options, sizes.context);
         let options = Options { step_tokens, logit_rows, ..options.clone() };
         let caches = Caches::new(&spec.layers, sizes)?;
+        let mut work = Workspace::new(&spec, options.step_tokens, options.logit_rows);
+        let needs = sizing.scratch(sizes.context, planned.needs);
+        cpu.reserve(&needs);
+        work.reserve(&needs);
         let selected = Selected {
             isa: cpu.isa(),
             threads: cpu.threads(),
@@ -194,12 +209,13 @@ impl Engine {
             context: sizes.context,
             page_tokens: sizes.page_tokens,
             memory,
-            notes,
+            notes: bound.notes,
+            shrunk,
         };
         Ok(Engine {
             rope: frequencies(&spec, &weights),
             caches,
-            work: Workspace::new(&spec, options.step_tokens, options.logit_rows),
+            work,
             tokens: Vec::with_capacity(options.step_tokens),
             spans: Vec::with_capacity(options.sequences),
             cpu,
@@ -222,6 +238,20 @@ impl Engine {
     /// What was selected at load.
     pub fn selected(&self) -> &Selected {
         &self.selected
+    }
+
+    /// What is held now, read from the buffers: the [plan](Selected::memory), but for the states, which are those of the
+    /// live sequences. The scratch is that of the calling thread and the engine's own.
+    pub fn held_memory(&self) -> MemoryPlan {
+        let logits = (self.work.logits.capacity() * size_of::<f32>()) as u64;
+        MemoryPlan {
+            weights_mapped: self.file.tensors().map(|tensor| tensor.data.len() as u64).sum(),
+            weights_decoded: self.selected.memory.weights_decoded,
+            workspace: self.work.allocated_bytes() as u64 - logits,
+            logits,
+            scratch: self.work.scratch_bytes() + self.cpu.scratch_bytes(),
+            ..self.caches.held()
+        }
     }
 
     /// The model's layers and sizes.

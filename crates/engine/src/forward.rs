@@ -375,12 +375,7 @@ impl Context<'_> {
         ];
         self.linear(scratch, &h[..tokens * self.spec.hidden], jobs)?;
 
-        let shape = DeltaShape {
-            key_heads: d.key_heads,
-            value_heads: d.value_heads,
-            key_dim: d.key_dim,
-            value_dim: d.value_dim,
-        };
+        let shape = delta_shape(d);
         let mixed = &mut mixed[..tokens * width];
         for span in spans {
             let LayerCache::State(slot) = slot else { continue };
@@ -526,6 +521,16 @@ fn linear_call(trace: &Trace, x: &[f32], jobs: &[Job<'_>]) -> (Operation, String
 fn short_name(tensor: &str) -> &str {
     let name = tensor.strip_suffix(".weight").unwrap_or(tensor);
     name.rsplit_once('.').map_or(name, |(_, last)| last)
+}
+
+/// The kernels' view of a delta layer.
+pub(crate) fn delta_shape(d: &GatedDelta) -> DeltaShape {
+    DeltaShape {
+        key_heads: d.key_heads,
+        value_heads: d.value_heads,
+        key_dim: d.key_dim,
+        value_dim: d.value_dim,
+    }
 }
 
 /// The state of every value head is read and written once per call, and takes three products per token.

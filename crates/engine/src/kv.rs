@@ -25,6 +25,19 @@ impl Default for KvTypes {
 }
 
 impl KvTypes {
+    /// What is narrower than f16, widest first: `--kv-bits 8`, `84` and `4`.
+    pub(crate) const NARROWER: [KvTypes; 3] = [
+        KvTypes { k: KvDtype::Q8, v: KvDtype::Q8 },
+        KvTypes { k: KvDtype::Q8, v: KvDtype::Q4 },
+        KvTypes { k: KvDtype::Q4, v: KvDtype::Q4 },
+    ];
+
+    /// Whether the model's heads are whole blocks of both.
+    pub fn fit(self, spec: &ModelSpec) -> bool {
+        let mut attention = spec.layers.iter().filter_map(|layer| layer.mixer.attention());
+        attention.all(|a| self.k.fits(a.head_dim) && self.v.fits(a.head_dim))
+    }
+
     /// Cache bytes of one token in all attention layers of a model.
     pub fn bytes_per_token(self, spec: &ModelSpec) -> u64 {
         spec.kv_bytes_per_token(element_size(self.k), element_size(self.v))

@@ -9,6 +9,8 @@
 mod cache;
 mod engine;
 mod error;
+mod fill;
+mod fit;
 mod forward;
 mod generate;
 mod kept;

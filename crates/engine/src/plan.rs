@@ -5,8 +5,8 @@ use basert_model::ModelSpec;
 use crate::cache::CacheSizes;
 use crate::workspace::Workspace;
 
-/// Bytes that a loaded engine holds, by part. The kernels' own scratch (quantised activations, a tile per thread) is
-/// not in it: it grows to the largest step, about one byte per element of that step's widest input.
+/// Bytes that a loaded engine holds, by part. Vectors (norms, biases), tables of strings and the program itself are not
+/// in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// Tensor payloads used from the memory map.
@@ -27,6 +27,8 @@ pub struct MemoryPlan {
     pub workspace: u64,
     /// Logits of the largest step.
     pub logits: u64,
+    /// The kernels' scratch of all threads: quantised activations, tiles, states of attention.
+    pub scratch: u64,
 }
 
 impl MemoryPlan {
@@ -36,7 +38,7 @@ impl MemoryPlan {
     }
 
     /// All parts that add up to the total, with their names.
-    pub fn parts(&self) -> [(&'static str, u64); 9] {
+    pub fn parts(&self) -> [(&'static str, u64); 10] {
         [
             ("weights (mapped)", self.weights_mapped),
             ("weights (decoded)", self.weights_decoded),
@@ -47,10 +49,11 @@ impl MemoryPlan {
             ("snapshots", self.snapshots),
             ("workspace", self.workspace),
             ("logits", self.logits),
+            ("scratch", self.scratch),
         ]
     }
 
-    /// Caches and workspace for the given sizes; weights are added by the loader.
+    /// Caches and workspace for the given sizes; weights and scratch are added by the caller.
     pub(crate) fn of(
         spec: &ModelSpec,
         sizes: &CacheSizes,
@@ -158,7 +161,7 @@ mod tests {
                     assert_eq!((bytes as u64, kv), (caches.pools().bytes, caches.types()));
                     let keys: usize = caches.kv.iter().map(|l| l.k.len()).sum();
                     assert_eq!(plan.kv_keys * sizes.pages() as u64, (keys * sizes.sequence_pages()) as u64);
-                    assert_eq!(plan.snapshots, caches.snapshot_bytes());
+                    assert_eq!(plan.snapshots, caches.held().snapshots);
                     assert_eq!(caches.pools().bytes_per_token, kv.bytes_per_token(&spec));
                     assert_eq!(plan.state, (3 * caches.state_len * size_of::<f32>()) as u64);
                     let workspace = Workspace::new(&spec, 48, 5);

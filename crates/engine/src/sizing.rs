@@ -2,11 +2,13 @@
 //! go through here, so that what is planned is what is allocated.
 
 use basert_format::BaseFile;
-use basert_model::ModelSpec;
+use basert_kernels::{AttentionShape, MatrixNeeds, ScratchNeeds, default_threads};
+use basert_model::{Ffn, Mixer, ModelSpec};
 
 use crate::EngineError;
 use crate::cache::CacheSizes;
 use crate::engine::Options;
+use crate::forward::delta_shape;
 use crate::plan::{MemoryPlan, available_memory};
 use crate::tensor::decoded_because;
 
@@ -22,22 +24,32 @@ const MAX_SEQUENCES: usize = 1 << 12;
 pub(crate) const MAX_THREADS: usize = 1 << 10;
 const MAX_STEP: usize = 1 << 20;
 
-/// Bytes of a model's weights.
+/// Bytes of a model's weights, and what they ask of the kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WeightBytes {
     /// Tensor payloads used from the memory map.
     pub mapped: u64,
     /// Matrices held as decoded f32.
     pub decoded: u64,
+    /// Shapes of the quantised matrices.
+    pub needs: MatrixNeeds,
 }
 
 impl WeightBytes {
     /// Of a file that is loaded with these options.
     pub fn of(file: &BaseFile, options: &Options) -> WeightBytes {
         let held = !options.lean && decoded_fit(file, options);
+        let mut needs = MatrixNeeds::default();
+        for tensor in file.tensors() {
+            let cols = tensor.shape.last().map_or(1, |&cols| cols as usize);
+            if decoded_because(tensor.encoding, cols, options.dequantize).is_none() {
+                needs.add(tensor.encoding, cols);
+            }
+        }
         WeightBytes {
             mapped: file.tensors().map(|tensor| tensor.data.len() as u64).sum(),
             decoded: if held { decoded_bytes(file, options) } else { 0 },
+            needs,
         }
     }
 }
@@ -96,7 +108,14 @@ pub fn largest_context(
     most: usize,
 ) -> Result<Option<usize>, EngineError> {
     let sizing = Sizing::new(spec, options)?;
-    let fits = |context| sizing.plan(context, weights).map(|plan| plan.total() <= budget);
+    largest(most, |context| sizing.plan(context, weights).map(|plan| plan.total() <= budget))
+}
+
+/// The largest context of at most `most` tokens that fits.
+pub(crate) fn largest(
+    most: usize,
+    fits: impl Fn(usize) -> Result<bool, EngineError>,
+) -> Result<Option<usize>, EngineError> {
     let (mut below, mut above) = (0, most.min(MAX_CONTEXT) + 1);
     while above - below > 1 {
         let middle = below + (above - below) / 2;
@@ -189,48 +208,32 @@ impl<'a> Sizing<'a> {
     /// As [`sizes`](Self::sizes).
     pub fn plan(&self, context: usize, weights: WeightBytes) -> Result<MemoryPlan, EngineError> {
         let (step_tokens, logit_rows) = step_limits(self.options, context);
+        let threads = self.options.threads.unwrap_or_else(default_threads);
         Ok(MemoryPlan {
             weights_mapped: weights.mapped,
             weights_decoded: weights.decoded,
+            scratch: self.scratch(context, weights.needs).bytes(threads),
             ..MemoryPlan::of(self.spec, &self.sizes(context)?, step_tokens, logit_rows)
         })
     }
 
-    /// Sizes that fit the machine: the context that was asked for, or the model's own, shortened until its cache takes half
-    /// of the free memory.
-    ///
-    /// # Errors
-    /// As [`sizes`](Self::sizes), and a context that was asked for and does not fit.
-    pub fn choose(&self, notes: &mut Vec<String>) -> Result<CacheSizes, EngineError> {
-        let bytes = |context| Ok::<u64, EngineError>(self.plan(context, WeightBytes::default())?.total());
-        let available = available_memory();
-        let full = wanted_context(self.spec, self.options);
-        if self.options.context.is_some() {
-            let (sizes, needed) = (self.sizes(full)?, bytes(full)?);
-            return match available.filter(|&free| needed > free) {
-                None => Ok(sizes),
-                Some(free) => Err(EngineError::Option {
-                    option: "context",
-                    reason: format!(
-                        "{full} tokens need {} MiB of cache and workspace, but {} MiB are free",
-                        needed >> 20,
-                        free >> 20
-                    ),
+    /// What the kernels need for a context.
+    pub fn scratch(&self, context: usize, matrices: MatrixNeeds) -> ScratchNeeds {
+        let mut needs = ScratchNeeds::new(matrices, step_limits(self.options, context).0, context);
+        for layer in &self.spec.layers {
+            match &layer.mixer {
+                Mixer::Attention(a) => needs.attention(AttentionShape {
+                    heads: a.heads,
+                    kv_heads: a.kv_heads,
+                    head_dim: a.head_dim,
                 }),
-            };
+                Mixer::GatedDelta(d) => needs.delta(&delta_shape(d)),
+            }
+            if let Ffn::Moe(moe) = &layer.ffn {
+                needs.experts(moe.experts);
+            }
         }
-        let mut context = full;
-        while let Some(free) = available.filter(|_| context > TILE)
-            && bytes(context)? > free / 2
-        {
-            context /= 2;
-        }
-        if context < full {
-            notes.push(format!(
-                "context shortened from {full} to {context} tokens to fit half the free memory"
-            ));
-        }
-        self.sizes(context)
+        needs
     }
 }
 

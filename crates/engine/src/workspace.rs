@@ -1,6 +1,6 @@
 //! Activation buffers of a step, sized once from the model and the largest step.
 
-use basert_kernels::{DeltaScratch, Scratch};
+use basert_kernels::{DeltaScratch, Scratch, ScratchNeeds};
 use basert_model::{Ffn, Mixer, ModelSpec};
 
 /// One expert's share of a token.
@@ -160,8 +160,18 @@ impl Workspace {
         }
     }
 
+    /// Makes room in the kernels' scratch.
+    pub fn reserve(&mut self, needs: &ScratchNeeds) {
+        self.scratch.reserve(needs);
+        self.delta.reserve(needs);
+    }
+
+    /// Bytes of the kernels' scratch.
+    pub fn scratch_bytes(&self) -> u64 {
+        self.scratch.bytes() + self.delta.bytes()
+    }
+
     /// Bytes that the activation and logit buffers really occupy.
-    #[cfg(test)]
     pub fn allocated_bytes(&self) -> usize {
         let floats = [
             &self.x,

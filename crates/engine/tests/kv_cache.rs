@@ -9,9 +9,9 @@ mod common;
 use std::path::PathBuf;
 
 use basert_convert::{Options as ConvertOptions, Silent, Synthetic, synthesize};
-use basert_engine::{Engine, EngineError, KvTypes, Options, TokenRun, WantLogits};
+use basert_engine::{Engine, EngineError, KvTypes, Options, SequenceId, TokenRun, WantLogits};
 use basert_format::Output;
-use basert_kernels::KvDtype;
+use basert_kernels::{Isa, KvDtype};
 use basert_model::Config;
 use common::{
     Converted, Golden, KV_F16, KV_F32, assert_same_bits, converted, fixture, load_with, logits,
@@ -102,6 +102,82 @@ fn pages_chunks_threads_and_neighbours_change_no_bit_at_any_width() {
                         alone = prompts.iter().flat_map(|prompt| batch(&mut engine, &[prompt])).collect();
                     }
                     assert_same_bits(&alone, &batch(&mut engine, &prompts), &format!("{what}, batch of 3"));
+                }
+            }
+        }
+    }
+}
+
+/// The likeliest tokens after a prompt, one after the other, and their logits.
+fn greedy(engine: &mut Engine, sequence: SequenceId, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<f32>) {
+    let (mut tokens, mut all) = (Vec::new(), Vec::new());
+    let mut next = prompt.to_vec();
+    for _ in 0..count {
+        let run = TokenRun { sequence, tokens: &next, logits: WantLogits::Last };
+        let logits = engine.step(&[run]).unwrap().data;
+        all.extend_from_slice(logits);
+        let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32;
+        tokens.push(best);
+        next = vec![best];
+    }
+    engine.release(sequence);
+    (tokens, all)
+}
+
+/// Pages that were given back in another order than they were taken are handed out in no order at all.
+fn shuffle_pages(engine: &mut Engine) {
+    let sequences = [(); 3].map(|()| engine.new_sequence().unwrap());
+    for (start, len) in [(0, 33), (5, 70), (40, 1)] {
+        let tokens: Vec<u32> = (start..start + len).collect();
+        let runs = sequences.map(|sequence| TokenRun { sequence, tokens: &tokens, logits: WantLogits::None });
+        engine.step(&runs).unwrap();
+    }
+    [1, 0, 2].map(|index| engine.release(sequences[index]));
+}
+
+#[test]
+fn paged_equals_contiguous_at_the_edges_of_pages_in_whatever_order_they_come() {
+    for model in models() {
+        let file = converted(&model, "base-q4");
+        let ids = prompt(&model);
+        for (kv, _) in TYPES {
+            let mut contiguous = load_with(&file.path, options(kv, None));
+            let mut paged = load_with(&file.path, options(kv, Some(32)));
+            shuffle_pages(&mut paged);
+            // A neighbour that lives on keeps some of the shuffled pages away.
+            let neighbour = paged.new_sequence().unwrap();
+            paged
+                .step(&[TokenRun { sequence: neighbour, tokens: &ids[..40], logits: WantLogits::None }])
+                .unwrap();
+            for len in [31, 32, 33, 63, 64, 65, 96] {
+                let sequence = contiguous.new_sequence().unwrap();
+                let expected = greedy(&mut contiguous, sequence, &ids[..len], 64);
+                let sequence = paged.new_sequence().unwrap();
+                let found = greedy(&mut paged, sequence, &ids[..len], 64);
+                let what = format!("{} {kv}, {len} tokens", model.display());
+                assert_eq!(expected.0, found.0, "{what}");
+                assert_same_bits(&expected.1, &found.1, &what);
+            }
+            paged.check_integrity().unwrap();
+        }
+    }
+}
+
+#[test]
+fn narrow_caches_give_the_bits_of_the_reference_with_keys_and_values_rounded_the_same_way() {
+    for model in models() {
+        let file = converted(&model, "base-q4");
+        let ids = &prompt(&model)[..70];
+        for page_tokens in PAGES {
+            for (kv, _) in TYPES {
+                let on = |isa| {
+                    let options = Options { isa: Some(isa), ..options(kv, page_tokens) };
+                    logits(&mut load_with(&file.path, options), ids, &[40, 1])
+                };
+                let reference = on(Isa::Reference);
+                for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+                    let what = format!("{} {kv} {page_tokens:?} on {isa}", model.display());
+                    assert_same_bits(&reference, &on(isa), &what);
                 }
             }
         }

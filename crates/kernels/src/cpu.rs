@@ -11,14 +11,17 @@ mod linear;
 mod tests;
 
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 pub use delta::DeltaScratch;
 pub use limits::Product;
 pub use linear::{LinearJob, Scratch};
 
 use crate::level::Level;
+use crate::needs::ScratchNeeds;
 use crate::pool::Pool;
+use crate::scratch::{reserve, with_local};
 use crate::{Isa, KernelError};
 
 /// Pieces per thread that work is cut into, so that a thread which was interrupted does not hold up the others.
@@ -60,6 +63,26 @@ impl Cpu {
     /// Threads in use, the caller's included.
     pub fn threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    /// Makes room in the scratch of every thread and in what they share, so that no operation up to these sizes allocates.
+    /// The scratch of the calling thread stays with that thread.
+    pub fn reserve(&self, needs: &ScratchNeeds) {
+        let local = needs.local();
+        self.pool.run_on_each(&|| with_local(|scratch| scratch.reserve(&local)));
+        let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+        reserve(&mut segments, needs.segment_floats(self.threads()));
+    }
+
+    /// Bytes of scratch that the device's threads hold, the caller's own included, each and together.
+    pub fn scratch_bytes(&self) -> u64 {
+        let bytes = AtomicU64::new(0);
+        let count = |held: usize| {
+            bytes.fetch_add(held as u64, Ordering::Relaxed);
+        };
+        self.pool.run_on_each(&|| with_local(|scratch| count(scratch.held().bytes())));
+        count(self.segments.lock().unwrap_or_else(PoisonError::into_inner).capacity() * size_of::<f32>());
+        bytes.into_inner()
     }
 
     /// Calls `task` on ranges that cover `0..len`, in parallel. Ranges start at multiples of `unit` and hold at least

@@ -11,7 +11,7 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -131,6 +131,21 @@ impl Pool {
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
+    }
+}
+
+impl Pool {
+    /// Calls `function` once on every thread.
+    ///
+    /// # Panics
+    /// As [`Pool::run`].
+    pub fn run_on_each(&self, function: &(dyn Fn() + Sync)) {
+        // Whoever has a chunk waits until all have one, so nobody takes two.
+        let all_here = Barrier::new(self.threads());
+        self.run(self.threads(), &|_| {
+            all_here.wait();
+            function();
+        });
     }
 }
 

@@ -27,6 +27,51 @@ thread_local! {
     static LOCAL: RefCell<Local> = RefCell::default();
 }
 
+/// Elements of a [`Local`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LocalSizes {
+    pub bytes: usize,
+    pub floats: usize,
+    pub lines: usize,
+    pub biases: usize,
+    pub tile: usize,
+}
+
+impl LocalSizes {
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> usize {
+        let LocalSizes { bytes, floats, lines, biases, tile } = self;
+        bytes + floats * size_of::<f32>() + (lines + biases + tile) * size_of::<Line<[u8; 64]>>()
+    }
+}
+
+impl Local {
+    /// Makes room, so that tasks up to these sizes allocate nothing.
+    pub fn reserve(&mut self, sizes: &LocalSizes) {
+        reserve(&mut self.bytes, sizes.bytes);
+        reserve(&mut self.floats, sizes.floats);
+        reserve(&mut self.lines, sizes.lines);
+        reserve(&mut self.biases, sizes.biases);
+        reserve(&mut self.tile, sizes.tile);
+    }
+
+    /// What is held.
+    pub fn held(&self) -> LocalSizes {
+        LocalSizes {
+            bytes: self.bytes.capacity(),
+            floats: self.floats.capacity(),
+            lines: self.lines.capacity(),
+            biases: self.biases.capacity(),
+            tile: self.tile.capacity(),
+        }
+    }
+}
+
+/// Makes room for `len` elements and not more.
+pub(crate) fn reserve<T>(buffer: &mut Vec<T>, len: usize) {
+    buffer.reserve_exact(len.saturating_sub(buffer.len()));
+}
+
 /// Runs a task with this thread's scratch.
 ///
 /// # Panics

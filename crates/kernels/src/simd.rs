@@ -19,7 +19,7 @@ mod norm;
 mod quantize;
 mod rows;
 mod scales;
-mod tile;
+pub(crate) mod tile;
 
 use crate::level::Kernel;
 use crate::reference::{self, affine::AffineLinear};

@@ -34,8 +34,36 @@ const METHODOLOGY: &str = "derived from the geometry, nothing timed; bytes are t
 sequence, block metadata included; weights, workspace and draft layers are left out; engine_id names the engine whose block formats \
 were used";
 
-/// The record of `footprint` with keys and values of these types, stated at `context` tokens.
-pub fn kv_record(subject: &Subject, footprint: &Footprint, k: Format, v: Format, context: u64) -> Value {
+const MEASURED: &str = "sizes are derived from the geometry: bytes are those that BaseRT allocates for one sequence, block metadata \
+included; weights, workspace and draft layers are left out. Memory and speed were measured with engine_id on the machine named: the \
+cache was allocated and filled with arbitrary keys and values to the end of context_length, in the types that the pools were \
+allocated with; measured_memory_gb (10^9 bytes) is the growth of the process's resident memory meanwhile, \
+measured_decode_tok_s the inverse of the median time of the last 9 tokens of the context, one sequence";
+
+/// What was found by allocating, filling and timing a cache.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// Growth of the process while the cache was filled, in bytes, if the system says.
+    pub memory_bytes: Option<u64>,
+    /// Tokens per second at the end of the context.
+    pub decode_tok_s: f64,
+    /// Types of the allocated pools.
+    pub allocated: [&'static str; 2],
+    /// Processor, threads, instruction set.
+    pub machine: String,
+}
+
+/// The record of `footprint` with keys and values of these types, stated at `context` tokens. What was not measured is null.
+pub fn kv_record(
+    subject: &Subject,
+    footprint: &Footprint,
+    (k, v): (Format, Format),
+    context: u64,
+    measured: Option<&Measured>,
+) -> Value {
+    let thousandths = |x: f64| (x * 1000.0).round() / 1000.0;
+    let memory = measured.and_then(|measured| measured.memory_bytes);
+    let formats = |measured: &Measured| json!({"requested": [k.name, v.name], "allocated": measured.allocated, "equal": measured.allocated == [k.name, v.name]});
     let per_token = footprint.bytes_per_token(k.size, v.size);
     let full_stack = footprint.full_stack_bytes_per_token(k.size, v.size);
     let windowed = footprint.window.map(|window| window.kv.bytes(k.size, v.size) * window.tokens);
@@ -62,10 +90,11 @@ pub fn kv_record(subject: &Subject, footprint: &Footprint, k: Format, v: Format,
         "mtp_kv_bytes_per_token": draft.map(|layers| one_layer(footprint).bytes(k.size, v.size) * layers),
         "geometry_source": subject.sources,
         "geometry_verification": subject.verification,
-        "methodology": METHODOLOGY,
-        "measured_memory_gb": null,
-        "measured_decode_tok_s": null,
-        "requested_vs_actual": null,
+        "methodology": if measured.is_some() { MEASURED } else { METHODOLOGY },
+        "measured_memory_gb": memory.map(|bytes| thousandths(bytes as f64 / 1e9)),
+        "measured_decode_tok_s": measured.map(|measured| thousandths(measured.decode_tok_s)),
+        "measured_on": measured.map(|measured| &measured.machine),
+        "requested_vs_actual": measured.map(formats),
         "engine_id": "basert",
     })
 }

@@ -111,7 +111,7 @@ fn a_record_carries_its_derivation_and_no_measurement() {
         verification: "A".to_owned(),
         draft_layers: Some(1),
     };
-    let record = kv_record(&subject, &footprint("qwen3.5-35b-a3b"), f16, f16, 131_072);
+    let record = kv_record(&subject, &footprint("qwen3.5-35b-a3b"), (f16, f16), 131_072, None);
     assert_eq!(record["id"], "kv-efficiency/qwen3-5-35b-a3b-hybrid-kv-128k");
     let basis = record["kv_bytes_basis"].as_str().unwrap();
     assert!(basis.starts_with(
@@ -121,13 +121,13 @@ fn a_record_carries_its_derivation_and_no_measurement() {
     assert_eq!((&record["kv_gib"], &record["full_stack_gib"]), (&2.5.into(), &10.0.into()));
     assert_eq!(record["mtp_kv_bytes_per_token"], 2048);
     assert!(record["measured_memory_gb"].is_null() && record["measured_decode_tok_s"].is_null());
-    let narrow = kv_record(&subject, &footprint("qwen3.5-35b-a3b"), q8, q4, 262_144);
+    let narrow = kv_record(&subject, &footprint("qwen3.5-35b-a3b"), (q8, q4), 262_144, None);
     assert_eq!(narrow["id"], "kv-efficiency/qwen3-5-35b-a3b-hybrid-kv-q8-q4-256k");
     assert_eq!(narrow["kv_gib"], 2.03125);
     assert_eq!(narrow["v_format"]["block_bytes"], 18);
-    let window = kv_record(&subject, &footprint("gemma-3-27b"), f16, f16, 32_768);
+    let window = kv_record(&subject, &footprint("gemma-3-27b"), (f16, f16), 32_768, None);
     assert!(window["kv_bytes_basis"].as_str().unwrap().contains("for the last 1024 tokens only, 52 layers"));
     assert_eq!(window["sliding_cap_bytes"], 52u64 * 16 * 256 * 2 * 1024);
-    let latent = kv_record(&subject, &footprint("deepseek-v3"), q8, q8, 32_768);
+    let latent = kv_record(&subject, &footprint("deepseek-v3"), (q8, q8), 32_768, None);
     assert!(latent["v_format"].is_null());
 }

@@ -1,6 +1,6 @@
 //! What an engine thread runs: the scheduler of a loaded model, or a script in tests.
 
-use basert_engine::{Client, EngineError, Request, Scheduler};
+use basert_engine::{Client, EngineError, PrefixStats, Request, Scheduler};
 use serde_json::Value;
 
 /// Answers requests step by step.
@@ -16,6 +16,14 @@ pub trait Backend: Send {
 
     /// Whether a step would do anything.
     fn has_work(&self) -> bool;
+
+    /// Counters of the prefix cache, if there is one.
+    fn prefix_stats(&self) -> Option<PrefixStats> {
+        None
+    }
+
+    /// Called before it is given back: what is to outlive it is saved now.
+    fn save(&mut self) {}
 }
 
 impl Backend for Scheduler {
@@ -29,6 +37,10 @@ impl Backend for Scheduler {
 
     fn has_work(&self) -> bool {
         Scheduler::has_work(self)
+    }
+
+    fn prefix_stats(&self) -> Option<PrefixStats> {
+        self.engine().prefix_stats()
     }
 }
 

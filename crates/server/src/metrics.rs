@@ -1,8 +1,9 @@
 //! Counters for Prometheus.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use basert_engine::PrefixStats;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -28,7 +29,33 @@ pub struct Metrics {
     /// Facts of the models, as gauges of their own.
     facts: Family<Labels, Gauge<f64, AtomicU64>>,
     kv_bytes: Family<Labels, Gauge<f64, AtomicU64>>,
+    /// Sizes of the cache, and the prefix cache's counters and fill, in the order of [`SIZES`], [`COUNTED`] and [`HELD`].
+    sizes: [Family<Labels, Gauge>; SIZES.len()],
+    counted: [Family<Labels, Counter>; COUNTED.len()],
+    held: [Family<Labels, Gauge>; HELD.len()],
 }
+
+/// Sizes by their key among the facts of an engine.
+const SIZES: [(&str, &str, &str); 4] = [
+    ("page_tokens", "basert_kv_page_tokens", "Tokens of a page of the KV cache"),
+    ("kv_pages", "basert_kv_pages", "Pages of the KV cache's pools"),
+    ("kv_bytes_per_token", "basert_kv_bytes_per_token", "Bytes of a token in the KV cache"),
+    ("state_bytes_per_sequence", "basert_state_bytes", "Bytes of a sequence's recurrent state"),
+];
+
+const COUNTED: [(&str, &str); 5] = [
+    ("basert_prefix_cache_hits", "Prompts of which something had been read before"),
+    ("basert_prefix_cache_misses", "Prompts of which nothing had"),
+    ("basert_prefix_cache_tokens_asked", "Tokens of all prompts"),
+    ("basert_prefix_cache_tokens_saved", "Tokens of prompts that were not read again"),
+    ("basert_prefix_cache_evicted_pages", "Pages of kept prompts given up for others"),
+];
+
+const HELD: [(&str, &str); 3] = [
+    ("basert_prefix_cache_pages", "Pages of kept prompts"),
+    ("basert_prefix_cache_bytes", "Bytes of kept prompts, recurrent states included"),
+    ("basert_prefix_cache_limit_bytes", "Most bytes for kept prompts"),
+];
 
 /// Bounds of the histograms, in seconds.
 const BOUNDS: [f64; 14] =
@@ -50,6 +77,9 @@ impl Default for Metrics {
             waiting: Gauge::default(),
             facts: Family::default(),
             kv_bytes: Family::default(),
+            sizes: Default::default(),
+            counted: Default::default(),
+            held: Default::default(),
         };
         metrics.register();
         metrics
@@ -75,6 +105,15 @@ impl Metrics {
         let help = "1, with what was selected at load as labels";
         registry.register("basert_engine", help, self.facts.clone());
         registry.register("basert_kv_bytes", "Bytes of the KV cache's pools", self.kv_bytes.clone());
+        for ((_, name, help), size) in SIZES.iter().zip(&self.sizes) {
+            registry.register(*name, *help, size.clone());
+        }
+        for ((name, help), counter) in COUNTED.iter().zip(&self.counted) {
+            registry.register(*name, *help, counter.clone());
+        }
+        for ((name, help), gauge) in HELD.iter().zip(&self.held) {
+            registry.register(*name, *help, gauge.clone());
+        }
     }
 
     pub(crate) fn responded(&self, path: &str, status: u16) {
@@ -111,7 +150,25 @@ impl Metrics {
         let labels = std::iter::once(("model", model.to_owned())).chain(labels).collect();
         self.facts.get_or_create(&labels).set(1.0);
         let bytes = engine["memory"]["kv"].as_f64().unwrap_or_default();
-        self.kv_bytes.get_or_create(&vec![("model", model.to_owned())]).set(bytes);
+        let labels = vec![("model", model.to_owned())];
+        self.kv_bytes.get_or_create(&labels).set(bytes);
+        for ((key, ..), size) in SIZES.iter().zip(&self.sizes) {
+            size.get_or_create(&labels).set(engine[key].as_i64().unwrap_or_default());
+        }
+    }
+
+    /// Sets the counters of a model's prefix cache, which counts itself.
+    pub(crate) fn prefixes(&self, model: &str, stats: &PrefixStats) {
+        let labels = vec![("model", model.to_owned())];
+        let PrefixStats { lookups, hits, asked_tokens, hit_tokens, evicted_pages, .. } = *stats;
+        let counted = [hits, lookups - hits, asked_tokens, hit_tokens, evicted_pages];
+        for (counter, value) in self.counted.iter().zip(counted) {
+            counter.get_or_create(&labels).inner().store(value, Ordering::Relaxed);
+        }
+        let held = [stats.pages as u64, stats.bytes, stats.limit_bytes];
+        for (gauge, value) in self.held.iter().zip(held) {
+            gauge.get_or_create(&labels).set(value as i64);
+        }
     }
 
     /// The text that Prometheus reads.

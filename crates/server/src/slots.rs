@@ -19,6 +19,7 @@ pub struct Slot {
     pub id: u64,
     /// Tokens of the prompt.
     pub prompt: usize,
+    cached: AtomicUsize,
     prefilled: AtomicUsize,
     generated: AtomicUsize,
     started: AtomicBool,
@@ -27,6 +28,11 @@ pub struct Slot {
 }
 
 impl Slot {
+    /// Tokens of the prompt that were kept from earlier ones.
+    pub fn cached(&self) -> usize {
+        self.cached.load(Ordering::Relaxed)
+    }
+
     /// Tokens of the prompt that have been run.
     pub fn prefilled(&self) -> usize {
         self.prefilled.load(Ordering::Relaxed)
@@ -75,6 +81,7 @@ impl Slots {
         let slot = Arc::new(Slot {
             id: self.next.fetch_add(1, Ordering::Relaxed),
             prompt,
+            cached: AtomicUsize::new(0),
             prefilled: AtomicUsize::new(0),
             generated: AtomicUsize::new(0),
             started: AtomicBool::new(false),
@@ -146,7 +153,8 @@ impl Ear {
 
     fn count(&mut self, news: &News) {
         match news {
-            News::Prefilled { done, .. } => {
+            News::Prefilled { done, cached, .. } => {
+                self.slot.cached.store(*cached, Ordering::Relaxed);
                 if !self.slot.started.swap(true, Ordering::Relaxed) {
                     self.metrics.queued(self.arrived.elapsed());
                 }

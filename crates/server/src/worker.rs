@@ -5,7 +5,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use basert_engine::{News, Request};
+use basert_engine::{News, PrefixStats, Request};
 use tokio::sync::{mpsc as channel, oneshot};
 
 use crate::backend::{Backend, Facts, Loader};
@@ -28,6 +28,7 @@ pub struct Worker {
     facts: Facts,
     slots: Arc<Slots>,
     loaded: Arc<Mutex<bool>>,
+    prefixes: Arc<Mutex<Option<PrefixStats>>>,
     metrics: Arc<Metrics>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
@@ -58,8 +59,10 @@ impl Worker {
         let (report, reported) = mpsc::channel();
         let loaded = Arc::new(Mutex::new(true));
         let is_loaded = Arc::clone(&loaded);
+        let prefixes = Arc::default();
+        let counted = Arc::clone(&prefixes);
         let run = move || {
-            let mut engine = Thread { loader, backend: None, is_loaded, idle };
+            let mut engine = Thread { loader, backend: None, is_loaded, prefixes: counted, idle };
             // Nobody waits for the answer only if the server is gone already.
             if report.send(engine.load()).is_ok() {
                 engine.run(&inbox);
@@ -69,7 +72,7 @@ impl Worker {
         let thread = thread.map_err(|e| format!("cannot start the engine's thread: {e}"))?;
         let facts = reported.recv().map_err(|_| "the engine's thread has ended".to_owned())??;
         let slots = Arc::new(Slots::default());
-        Ok(Worker { orders, facts, slots, loaded, metrics, thread: Mutex::new(Some(thread)) })
+        Ok(Worker { orders, facts, slots, loaded, prefixes, metrics, thread: Mutex::new(Some(thread)) })
     }
 
     /// Sizes of the model.
@@ -80,6 +83,11 @@ impl Worker {
     /// Requests that were submitted and have not ended.
     pub fn slots(&self) -> &Slots {
         &self.slots
+    }
+
+    /// Counters of the prefix cache after the latest step, if there is one.
+    pub fn prefix_stats(&self) -> Option<PrefixStats> {
+        *lock(&self.prefixes)
     }
 
     /// Whether the model is in memory.
@@ -150,6 +158,7 @@ struct Thread {
     loader: Loader,
     backend: Option<Box<dyn Backend>>,
     is_loaded: Arc<Mutex<bool>>,
+    prefixes: Arc<Mutex<Option<PrefixStats>>>,
     idle: Option<Duration>,
 }
 
@@ -158,12 +167,25 @@ impl Thread {
         let loaded = (self.loader)()?;
         self.backend = Some(loaded.backend);
         *lock(&self.is_loaded) = true;
+        self.count();
         Ok(loaded.facts)
     }
 
+    /// Shows the counters to those who ask.
+    fn count(&self) {
+        *lock(&self.prefixes) = self.backend.as_ref().and_then(|backend| backend.prefix_stats());
+    }
+
     fn unload(&mut self) {
+        self.save();
         self.backend = None;
         *lock(&self.is_loaded) = false;
+    }
+
+    fn save(&mut self) {
+        if let Some(backend) = &mut self.backend {
+            backend.save();
+        }
     }
 
     fn run(&mut self, inbox: &Receiver<Order>) {
@@ -185,10 +207,11 @@ impl Thread {
                     let _ = reply.send(result);
                 }
                 Ok(Order::Unload(reply)) => unloading.push(reply),
-                Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return,
+                Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return self.save(),
                 Err(TryRecvError::Empty) => {
                     if let Some(backend) = &mut self.backend {
                         backend.step();
+                        self.count();
                     }
                 }
             }

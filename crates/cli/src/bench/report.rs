@@ -210,7 +210,7 @@ fn model(name: String, file: &BaseFile, engine: &Engine) -> Outcome<Model> {
 }
 
 fn loaded(setting: &Setting, engine: &Engine, seconds: Vec<f64>, limits: &Option<Limits>) -> Outcome<Loaded> {
-    let (chosen, footprint) = (engine.selected(), Footprint::of(engine));
+    let chosen = engine.selected();
     Ok(Loaded {
         model: setting.model,
         threads: chosen.threads,
@@ -218,8 +218,8 @@ fn loaded(setting: &Setting, engine: &Engine, seconds: Vec<f64>, limits: &Option
         v_type: chosen.kv.v.to_string(),
         page_tokens: setting.page_tokens,
         step_tokens: engine.step_tokens(),
-        kv_bytes_per_token: footprint.kv_bytes_per_token,
-        state_bytes: footprint.state_bytes,
+        kv_bytes_per_token: chosen.pools.bytes_per_token,
+        state_bytes: chosen.state_bytes,
         selected: selected::to_json(chosen),
         load_s: Spread::of(seconds).ok_or_else(|| Failure::new("the clock stood still during a load"))?,
         limits: limits.as_ref().map(|limits| MeasuredLimits {

@@ -72,11 +72,27 @@ fn model(report: &Report, index: usize, model: &Model) -> String {
 fn loaded(report: &Report, setting: &Loaded) -> String {
     let load = &setting.load_s;
     format!(
-        "{}: in {:.1} ± {:.1} ms, context {}",
+        "{}: in {:.1} ± {:.1} ms, context {}; {}",
         setting_in_words(report, setting),
         1e3 * load.median,
         1e3 * load.mad,
-        setting.selected["context"]
+        setting.selected["context"],
+        cache_in_words(setting)
+    )
+}
+
+/// The allocated cache.
+fn cache_in_words(setting: &Loaded) -> String {
+    let pages = setting.selected["kv_pages"].as_u64().unwrap_or(0);
+    let state = match setting.state_bytes {
+        0 => String::new(),
+        n => format!(", state {} per sequence", bytes(n)),
+    };
+    format!(
+        "{} of {} tokens, {} per token{state}",
+        count(pages, "page"),
+        setting.selected["page_tokens"],
+        bytes(setting.kv_bytes_per_token)
     )
 }
 

@@ -11,6 +11,7 @@ use basert_model::plan::ElementSize;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::options::any_kv;
 use crate::units::{bytes, count};
 use crate::verify::record_in_words;
 use crate::{bundle, schedule};
@@ -79,6 +80,8 @@ pub struct KvCache {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub bytes_per_token_f16: u64,
+    /// By `--kv-bits`; null where the heads are not whole blocks.
+    pub bytes_per_token: BTreeMap<&'static str, Option<u64>>,
 }
 
 /// A number of tensors and their payload bytes.
@@ -243,24 +246,39 @@ impl Model {
                 kv_heads: attention.first().map_or(0, |a| a.kv_heads),
                 head_dim: attention.first().map_or(0, |a| a.head_dim),
                 bytes_per_token_f16: spec.kv_bytes_per_token(ElementSize::F16, ElementSize::F16),
+                bytes_per_token: widths(spec),
             },
             state_bytes_per_sequence: spec.state_bytes_per_sequence(),
         }
     }
 
     pub fn cache_in_words(&self) -> String {
-        let KvCache { attention_layers, kv_heads, head_dim, bytes_per_token_f16 } = self.kv_cache;
+        let KvCache { attention_layers, kv_heads, head_dim, bytes_per_token_f16, .. } = self.kv_cache;
         let state = match self.state_bytes_per_sequence {
             0 => String::new(),
             n => format!("; recurrent state {} per sequence", bytes(n)),
         };
+        let narrow = |bits: &str| match self.kv_cache.bytes_per_token.get(bits).copied().flatten() {
+            Some(n) => format!("; {bits}: {}", bytes(n)),
+            None => format!("; {bits}: not with these heads"),
+        };
+        let narrow: String = NARROW.iter().map(|bits| narrow(bits)).collect();
         format!(
-            "{} per token at f16 ({} x {} x {head_dim}, K and V){state}",
+            "{} per token at f16 ({} x {} x {head_dim}, K and V){narrow}{state}",
             bytes(bytes_per_token_f16),
             count(attention_layers as u64, "layer"),
             count(kv_heads as u64, "head"),
         )
     }
+}
+
+/// Values of `--kv-bits` below 16.
+const NARROW: [&str; 3] = ["8", "84", "4"];
+
+/// Bytes of a token by `--kv-bits`.
+fn widths(spec: &ModelSpec) -> BTreeMap<&'static str, Option<u64>> {
+    let of = |bits| any_kv(bits).ok().filter(|kv| kv.fit(spec)).map(|kv| kv.bytes_per_token(spec));
+    ["16"].into_iter().chain(NARROW).map(|bits| (bits, of(bits))).collect()
 }
 
 /// Templates have a key of their own, or stand in the tokenizer's configuration.

@@ -58,6 +58,10 @@ pub struct PlanArgs {
     #[arg(long, conflicts_with_all = ["json", "parallel", "prefix_cache", "target"])]
     pub record: bool,
 
+    /// Allocate the cache of a .base file for the record, fill it to the end of the context, and time tokens on it
+    #[arg(long, requires = "record")]
+    pub measure: bool,
+
     /// List the caches of every geometry in the catalog, at --max-context [default: 131072] and with the KV types asked for
     #[arg(long, conflicts_with_all = ["model", "record", "fit", "parallel", "prefix_cache", "target"])]
     pub catalog: bool,

@@ -2,6 +2,7 @@
 
 mod args;
 mod catalog;
+mod measured;
 mod subject;
 mod words;
 
@@ -37,7 +38,9 @@ pub fn run(args: &PlanArgs) -> Outcome {
         check_latent(&model, kv)?;
         let context =
             args.max_context.map_or(model.max_context.unwrap_or(USUAL_CONTEXT as u64), |n| n as u64);
-        let record = kv_record(&model.subject, &model.footprint, format(kv.k), format(kv.v), context);
+        let measured = args.measure.then(|| measured::run(name, kv, context)).transpose()?;
+        let formats = (format(kv.k), format(kv.v));
+        let record = kv_record(&model.subject, &model.footprint, formats, context, measured.as_ref());
         return output::print_json(&record);
     }
     let budget = args.fit.or_else(available_memory);
@@ -90,10 +93,7 @@ impl Runnable {
         let mut last = KvTypes::default();
         for width in WIDTHS {
             let kv = options::any_kv(width).map_err(Failure::new)?;
-            // Heads that are not whole blocks have no such cache.
-            let fits = |dtype: KvDtype, dim: u64| dim.is_multiple_of(dtype.block_elements() as u64);
-            let attention = self.spec.layers.iter().find_map(|layer| layer.mixer.attention());
-            if attention.is_some_and(|a| !fits(kv.k, a.head_dim as u64) || !fits(kv.v, a.head_dim as u64)) {
+            if !kv.fit(&self.spec) {
                 continue;
             }
             let plan = self.plan(&options(args, kv, Some(context)))?;

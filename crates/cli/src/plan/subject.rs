@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use basert_convert::{Target, stored_bytes};
+use basert_convert::{Target, stored_tensors};
 use basert_engine::{Options, WeightBytes};
 use basert_model::catalog::{Catalog, Geometry};
 use basert_model::footprint::Footprint;
@@ -136,9 +136,14 @@ impl Model {
 fn estimated(spec: ModelSpec, drafts: usize, target: Option<Target>) -> Outcome<Runnable> {
     let target = target.unwrap_or(Target::BASE_Q4);
     let options = basert_convert::Options { target, ..Default::default() };
-    let mapped = stored_bytes(&spec, drafts, &options).map_err(|e| Failure::from_error(&e))?;
+    let tensors = stored_tensors(&spec, drafts, &options).map_err(|e| Failure::from_error(&e))?;
     let stored = format!("estimated for {target}");
-    Ok(Runnable { spec, weights: WeightBytes { mapped, decoded: 0 }, stored })
+    let mut weights = WeightBytes::default();
+    for tensor in tensors {
+        weights.mapped += tensor.bytes;
+        weights.needs.add(tensor.encoding, tensor.cols);
+    }
+    Ok(Runnable { spec, weights, stored })
 }
 
 fn subject(id: &str, source: String) -> Subject {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::options::{RunOptions, SamplingOptions, positive, room};
+use crate::options::{FitOptions, RunOptions, SamplingOptions, positive, room};
 
 const SERVER: &str = "Server";
 const LIMITS: &str = "Limits";
@@ -89,14 +89,15 @@ pub struct ServeArgs {
     )]
     pub continuous_batching: Option<usize>,
 
-    /// Hold the KV cache in pages of 64 tokens instead of one page per answer
-    #[arg(long, help_heading = LIMITS)]
-    pub paged_kv: bool,
-
     /// Room for what was read of earlier prompts, so that what a prompt has in common with them is not read again (0: none)
     /// [default: what the context can use, at most 1GiB and an eighth of the free memory]
     #[arg(long, value_name = "SIZE", value_parser = room, help_heading = LIMITS)]
     pub prefix_cache: Option<u64>,
+
+    /// Keep that in this file from one run to the next: read at the start, written at the end and whenever the model's memory is
+    /// given back
+    #[arg(long, value_name = "FILE", help_heading = LIMITS)]
+    pub prefix_cache_file: Option<PathBuf>,
 
     /// Prompt tokens of a step in which answers are running: what a running answer waits for [default: 128]
     #[arg(long, value_name = "N", value_parser = positive, help_heading = LIMITS)]
@@ -127,6 +128,9 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub run: RunOptions,
+
+    #[command(flatten)]
+    pub fit: FitOptions,
 
     /// Show what was selected: instruction set, threads, weights, KV types, context, memory
     #[arg(short, long)]

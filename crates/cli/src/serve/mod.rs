@@ -1,6 +1,7 @@
 //! `basert serve`: models behind HTTP.
 
 mod args;
+mod saving;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,21 +9,20 @@ use std::time::Duration;
 
 use basert_engine::{Engine, Limits, Options, Scheduler};
 use basert_format::BaseFile;
-use basert_server::{App, Config, Ended, Facts, Grammars, Hosted, Loaded, Metrics, Model, Worker};
+use basert_server::{App, Backend, Config, Ended, Facts, Grammars, Hosted, Loaded, Metrics, Model, Worker};
 use basert_text::ChatTemplate;
 
 use crate::bundle::{self, Bundle};
 use crate::failure::{Failure, Outcome};
-use crate::{output, selected};
+use crate::{kept, output, place, selected};
 
 pub use args::{SERVE_HELP, ServeArgs};
+use saving::Kept;
 
 /// Answers that are made at a time unless an option says otherwise.
 const SLOTS: usize = 4;
 /// Tokens of a prompt whose log-probabilities are made in one step.
 const SCORED_ROWS: usize = 32;
-/// Tokens of a page under `--paged-kv`.
-const PAGE_TOKENS: usize = 64;
 
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> Outcome {
@@ -31,6 +31,13 @@ pub fn run(args: &ServeArgs) -> Outcome {
     let options = engine_options(args)?;
     let limits = args.prefill_tokens.map_or_else(Limits::default, |prefill_tokens| Limits { prefill_tokens });
     let paths: Vec<&Path> = args.models.iter().chain(&args.model).map(PathBuf::as_path).collect();
+    if let Some(file) = &args.prefix_cache_file {
+        if paths.len() > 1 {
+            return Err(Failure::new("--prefix-cache-file is of one model, and there are several to serve"));
+        }
+        place::check(file, true)?;
+        place::check_folder(file)?;
+    }
     let models = paths.iter().map(|path| model(path, args)).collect::<Outcome<Vec<_>>>()?;
     for (index, (model, _)) in models.iter().enumerate() {
         if models[..index].iter().any(|(other, _)| other.id == model.id) {
@@ -95,9 +102,8 @@ fn keys(file: &Path) -> Outcome<Vec<String>> {
 }
 
 fn engine_options(args: &ServeArgs) -> Outcome<Options> {
-    let mut options = args.run.resolve()?;
+    let mut options = args.run.resolve_to_fit(&args.fit)?;
     options.context = args.max_context.or(options.context);
-    options.page_tokens = args.paged_kv.then_some(PAGE_TOKENS);
     options.sequences = args.max_batch_size.or(args.continuous_batching).unwrap_or(SLOTS);
     options.logit_rows = options.sequences + SCORED_ROWS;
     Ok(options)
@@ -152,13 +158,16 @@ fn worker(
     metrics: Arc<Metrics>,
 ) -> Outcome<Worker> {
     let (path, options, verbose) = (path.to_owned(), options.clone(), args.verbose);
-    let prefix_cache = args.prefix_cache;
+    let (prefix_cache, prefix_file) = (args.prefix_cache, args.prefix_cache_file.clone());
     let mut shown = false;
     let load = move || {
         let file = open(&path)?;
         let usual = || bundle::usual_prefix_cache(&file, &options);
         let options = Options { prefix_cache: prefix_cache.unwrap_or_else(usual), ..options.clone() };
-        let engine = Engine::load(file, &options).map_err(|e| e.to_string())?;
+        let mut engine = Engine::load(file, &options).map_err(|e| in_a_line(Failure::from_load(&e)))?;
+        if let Some(file) = &prefix_file {
+            kept::load(&mut engine, file).map_err(in_a_line)?;
+        }
         if !std::mem::replace(&mut shown, true) {
             selected::show(&engine, verbose);
         }
@@ -168,14 +177,25 @@ fn worker(
             vocab: engine.spec().vocab,
             engine: selected::to_json(engine.selected()),
         };
-        Ok(Loaded { backend: Box::new(Scheduler::new(engine, limits)), facts })
+        let scheduler = Scheduler::new(engine, limits);
+        let backend: Box<dyn Backend> = match &prefix_file {
+            Some(file) => Box::new(Kept { scheduler, file: file.clone() }),
+            None => Box::new(scheduler),
+        };
+        Ok(Loaded { backend, facts })
     };
     Worker::start(Box::new(load), idle, metrics).map_err(Failure::new)
 }
 
 fn open(path: &Path) -> Result<BaseFile, String> {
-    bundle::open(path).map_err(|failure| match failure {
-        Failure::Error { message, .. } => message,
-        _ => format!("{} cannot be opened", path.display()),
-    })
+    bundle::open(path).map_err(in_a_line)
+}
+
+/// What went wrong, and what to do.
+fn in_a_line(failure: Failure) -> String {
+    match failure {
+        Failure::Error { message, hint: Some(hint) } => format!("{message} ({hint})"),
+        Failure::Error { message, hint: None } => message,
+        Failure::ClosedPipe | Failure::Interrupted { .. } => "interrupted".to_owned(),
+    }
 }

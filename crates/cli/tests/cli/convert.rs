@@ -21,7 +21,10 @@ fn a_hybrid_checkpoint_keeps_its_draft_and_vision_tensors_and_says_so() {
     let expected = json!({
         "schedule": "2 full-attention + 6 linear",
         "feed_forward": "8 dense",
-        "kv_cache": {"attention_layers": 2, "kv_heads": 2, "head_dim": 64, "bytes_per_token_f16": 2 * 2 * 2 * 64 * 2},
+        "kv_cache": {
+            "attention_layers": 2, "kv_heads": 2, "head_dim": 64, "bytes_per_token_f16": 2 * 2 * 2 * 64 * 2,
+            "bytes_per_token": {"16": 1024, "4": 288, "8": 544, "84": 416},
+        },
     });
     for (key, value) in expected.as_object().unwrap() {
         assert_eq!(&facts["model"][key], value, "{key}");
@@ -54,7 +57,7 @@ fn the_text_form_says_the_same_and_never_that_a_signature_was_checked() {
         "slots           none\n",
         "signature       not signed\n",
         "layers.0.linear_attn.in_proj_qkv.weight",
-        "per token at f16",
+        "1.00 KiB per token at f16 (2 layers x 2 heads x 64, K and V); 8: 544 B; 84: 416 B; 4: 288 B; recurrent state ",
     ] {
         assert!(text.contains(words), "no '{words}' in\n{text}");
     }

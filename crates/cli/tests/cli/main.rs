@@ -5,6 +5,7 @@
 #[macro_use]
 mod common;
 
+mod allocated;
 mod bad_input;
 mod bench;
 mod chat;
@@ -13,6 +14,7 @@ mod convert;
 mod demo;
 mod eval;
 mod export;
+mod fit;
 mod help;
 mod hostile;
 mod measures;

@@ -143,6 +143,30 @@ fn records_carry_derivation_and_sources() {
 }
 
 #[test]
+fn a_record_is_measured_where_it_was_asked_for_and_null_elsewhere() {
+    let record =
+        run!("plan", hybrid(), "--record", "--measure", "--max-context", "40960", "--kv-bits", "84").ok();
+    let record = record.json();
+    assert_eq!(record["requested_vs_actual"]["allocated"], serde_json::json!(["q8", "q4"]));
+    assert_eq!(record["requested_vs_actual"]["equal"], true);
+    assert!(record["measured_decode_tok_s"].as_f64().unwrap() > 0.0, "{record}");
+    assert!(record["methodology"].as_str().unwrap().contains("were measured"));
+    // What was filled is what was computed, but for the last tokens, and what else the process did meanwhile.
+    if let Some(found) = record["measured_memory_gb"].as_f64() {
+        let computed = number(&record["kv_bytes_per_token"]) as f64 * 40_960.0 / 1e9;
+        assert!((found - computed).abs() < 0.1 * computed + 0.002, "{found} GB instead of {computed}");
+    }
+    let plain = run!("plan", hybrid(), "--record").ok().json();
+    for key in ["measured_memory_gb", "measured_decode_tok_s", "measured_on", "requested_vs_actual"] {
+        assert!(plain[key].is_null(), "{key}");
+    }
+    let text = plain["methodology"].as_str().unwrap();
+    assert!(text.contains("nothing timed"));
+    run!("plan", "qwen3.5-2b", "--record", "--measure")
+        .fails_with(&["--measure needs the weights", "hint: basert convert"]);
+}
+
+#[test]
 fn the_catalog_lists_filters_and_sorts_every_geometry() {
     let all = run!("plan", "--catalog").ok().out;
     assert_eq!(all.lines().take_while(|line| !line.is_empty()).count(), 90, "{all}");

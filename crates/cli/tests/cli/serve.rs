@@ -2,16 +2,17 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::common::{basert, llama};
+use crate::common::{Said, basert, hybrid, llama};
 
 /// A server on a port of its own, and its standard error.
-fn start(args: &[&str]) -> (Child, BufReader<std::process::ChildStderr>, String) {
+pub fn start(model: &Path, args: &[&str]) -> (Child, BufReader<std::process::ChildStderr>, String) {
     let mut command = basert();
-    command.arg("serve").arg(llama()).args(["--port", "0", "-t", "1"]).args(args);
+    command.arg("serve").arg(model).args(["--port", "0", "-t", "1"]).args(args);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
@@ -21,6 +22,16 @@ fn start(args: &[&str]) -> (Child, BufReader<std::process::ChildStderr>, String)
     }
     let address = line.trim().trim_start_matches("listening on http://").to_owned();
     (child, said, address)
+}
+
+/// The body of a page.
+pub fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    reply.split_once("\r\n\r\n").unwrap().1.to_owned()
 }
 
 fn post(address: &str, path: &str, body: &Value) -> (String, Value) {
@@ -37,7 +48,7 @@ fn post(address: &str, path: &str, body: &Value) -> (String, Value) {
     (head.lines().next().unwrap().to_owned(), serde_json::from_str(body).unwrap())
 }
 
-fn signal(child: &Child, name: &str) {
+pub fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
 }
@@ -45,7 +56,7 @@ fn signal(child: &Child, name: &str) {
 #[test]
 fn it_answers_as_complete_does_and_drains_on_a_signal() {
     let (mut child, mut said, address) =
-        start(&["--kv-bits", "8", "--continuous-batching", "2", "--paged-kv"]);
+        start(llama(), &["--kv-bits", "8", "--continuous-batching", "2", "--paged-kv"]);
     let request = json!({"prompt": [1, 2, 3], "max_tokens": 5, "temperature": 0, "ignore_eos": true});
     let (status, found) = post(&address, "/v1/completions", &request);
     assert_eq!(status, "HTTP/1.1 200 OK");
@@ -74,7 +85,7 @@ fn it_answers_as_complete_does_and_drains_on_a_signal() {
 
 #[test]
 fn a_second_interrupt_ends_it_at_once() {
-    let (mut child, mut said, address) = start(&["--max-context", "2048"]);
+    let (mut child, mut said, address) = start(llama(), &["--max-context", "2048"]);
     let request = json!({"prompt": [1], "max_tokens": 2000, "ignore_eos": true});
     let client = std::thread::spawn(move || {
         let body = request.to_string();
@@ -106,4 +117,63 @@ fn a_port_that_is_taken_is_an_error_with_the_address() {
     let port = taken.local_addr().unwrap().port().to_string();
     run!("serve", llama(), "--port", &port, "-t", "1").fails_with(&["cannot listen on", &port]);
     run!("serve", llama(), llama(), "--port", "0").fails_with(&["two models are called llama-tiny"]);
+}
+
+/// Asks for a few tokens; the answer and the number of prompt tokens that were not read again.
+fn ask(address: &str, prompt: &[u32]) -> (Value, u64) {
+    let body = json!({"prompt": prompt, "max_tokens": 6, "temperature": 0, "ignore_eos": true});
+    let (status, mut found) = post(address, "/v1/completions", &body);
+    assert_eq!(status, "HTTP/1.1 200 OK", "{found}");
+    let cached = found["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    (found["choices"][0]["text"].take(), cached)
+}
+
+fn end(mut child: Child) {
+    signal(&child, "-TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn kept_prompts_outlive_a_restart_and_foreign_or_damaged_files_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("kept");
+    let path = file.to_str().unwrap();
+    let prompt: Vec<u32> = (0..150).map(|i| i * 7 % 250).collect();
+    let args = ["-c", "512", "--prefix-cache", "64MiB", "--prefix-cache-file", path];
+    let (child, _said, address) = start(hybrid(), &args);
+    let (cold, cached) = ask(&address, &prompt);
+    assert_eq!(cached, 0);
+    end(child);
+    let kept = std::fs::read(&file).unwrap();
+
+    let (child, _said, address) = start(hybrid(), &args);
+    assert_eq!(ask(&address, &prompt), (cold, 128), "the first request after the restart");
+    let props: Value = serde_json::from_str(&get(&address, "/props")).unwrap();
+    let counters = &props["prefix_cache"];
+    assert_eq!((&counters["hits"], &counters["misses"]), (&1.into(), &0.into()), "{counters}");
+    assert_eq!((&counters["tokens_asked"], &counters["tokens_saved"]), (&150.into(), &128.into()));
+    let slots: Value = serde_json::from_str(&get(&address, "/slots")).unwrap();
+    assert_eq!(&slots[0]["prefix_cache"], counters);
+    let metrics = get(&address, "/metrics");
+    for line in
+        ["hits_total{model=\"qwen35-dense-tiny\"} 1", "tokens_saved_total{model=\"qwen35-dense-tiny\"} 128"]
+    {
+        assert!(metrics.contains(&format!("basert_prefix_cache_{line}")), "{metrics}");
+    }
+    end(child);
+
+    let refused = |model: &Path, more: &[&str], words: &[&str]| {
+        let fixed = ["--port", "0", "-t", "1"];
+        let said = basert().arg("serve").arg(model).args(fixed).args(args).args(more).output().unwrap();
+        Said::from(said).fails_with(words);
+    };
+    refused(hybrid(), &["--kv-bits", "8"], &["kept", "K f16"]);
+    refused(llama(), &[], &["kept", "model"]);
+    let mut damaged = kept;
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 1;
+    std::fs::write(&file, damaged).unwrap();
+    refused(hybrid(), &[], &["kept", "damaged"]);
+    run!("serve", hybrid(), llama(), "--prefix-cache-file", &file).fails_with(&["one model"]);
+    run!("serve", hybrid(), "--prefix-cache", "0", "--prefix-cache-file", &file).fails_with(&["no room"]);
 }

@@ -116,12 +116,27 @@ pub fn synthesize(
     Ok(report)
 }
 
-/// Bytes of the tensors of a model, draft layers included, where nothing is known but its geometry: as `options.target`
-/// stores them, floats as published checkpoints have them.
+/// A tensor of a file that is not written yet.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredTensor {
+    /// How it is stored.
+    pub encoding: Encoding,
+    /// Elements of a row.
+    pub cols: usize,
+    /// Bytes of its payload.
+    pub bytes: u64,
+}
+
+/// The tensors of a model, draft layers included, where nothing is known but its geometry: as `options.target` stores
+/// them, floats as published checkpoints have them.
 ///
 /// # Errors
 /// Options that make no sense, and draft layers of a model that has no attention layer.
-pub fn stored_bytes(spec: &ModelSpec, draft_layers: usize, options: &Options) -> Result<u64, ConvertError> {
+pub fn stored_tensors(
+    spec: &ModelSpec,
+    draft_layers: usize,
+    options: &Options,
+) -> Result<Vec<StoredTensor>, ConvertError> {
     options.check()?;
     let options = &options.resolved(false)?;
     let mut tensors = spec.tensors();
@@ -130,7 +145,12 @@ pub fn stored_bytes(spec: &ModelSpec, draft_layers: usize, options: &Options) ->
         tensors.extend(draft.map_err(|cause| ConvertError::Option(cause.to_string()))?);
     }
     let stored = tensors.into_iter().filter(|tensor| !tensor.optional);
-    stored.map(|tensor| Ok(plan(tensor, options, &mut Vec::new())?.bytes)).sum()
+    let stored = stored.map(|tensor| {
+        let Planned { spec, planned, bytes } = plan(tensor, options, &mut Vec::new())?;
+        let cols = spec.shape.last().copied().unwrap_or(1);
+        Ok(StoredTensor { encoding: planned.encoding, cols, bytes })
+    });
+    stored.collect()
 }
 
 /// A tensor and how it is stored.

@@ -276,7 +276,6 @@ impl PrefixCache {
     }
 
     /// Bytes of all snapshot slots.
-    #[cfg(test)]
     pub fn snapshot_bytes(&self) -> u64 {
         self.snapshots.bytes()
     }

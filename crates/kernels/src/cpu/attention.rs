@@ -6,6 +6,7 @@ use std::sync::PoisonError;
 use super::Cpu;
 use crate::Buffer;
 use crate::kv::{KvDtype, KvGeometry};
+use crate::needs::{HELD_ROWS, ROWS, decoded_vectors};
 use crate::reference::attention::{
     AttentionSegment, FinishHeads, MergeSegments, SEGMENT, STATE_HEADER, TILE,
 };
@@ -13,9 +14,6 @@ use crate::reference::kv::StoreKv;
 use crate::scratch::{Line, grown, with_local};
 use crate::shared::SharedMut;
 use crate::vector::LANES;
-
-/// Query rows that walk the cache together, so that a tile of it is read from memory once for all of them.
-const ROWS: usize = 16;
 
 /// Elements below which one thread is faster than waking others.
 const LEAST: usize = 1 << 14;
@@ -50,12 +48,12 @@ impl<'a> Call<'a> {
 
     /// Scratch of [`AttentionSegment`], from a thread's.
     fn decoded<'s>(&self, lines: &'s mut Vec<Line<[f32; LANES]>>) -> &'s mut [Line<[f32; LANES]>] {
-        grown(lines, 2 * TILE * self.geometry.head_dim.div_ceil(LANES), Line([0.0; LANES]))
+        grown(lines, decoded_vectors(self.geometry.head_dim), Line([0.0; LANES]))
     }
 
-    /// Segments that the last token sees.
-    fn segments(&self) -> usize {
-        (self.first_position + self.tokens()).div_ceil(SEGMENT)
+    /// Segments that the last of the first `rows` tokens sees.
+    fn segments(&self, rows: usize) -> usize {
+        (self.first_position + rows).div_ceil(SEGMENT)
     }
 
     fn segment<'s>(
@@ -167,7 +165,7 @@ impl Cpu {
         let (k, v) = (k_pool.as_bytes(), v_pool.as_bytes());
         let call = Call { geometry: geo, k, v, pages, first_position, q, heads, scale };
         let blocks = call.tokens().div_ceil(ROWS);
-        if call.segments() > 1 && blocks * geo.kv_heads < 2 * self.threads() {
+        if call.segments(call.tokens()) > 1 && blocks * geo.kv_heads < 2 * self.threads() {
             self.attention_by_segments(&call, out);
         } else {
             self.attention_by_rows(&call, out);
@@ -188,7 +186,7 @@ impl Cpu {
                 let decoded = call.decoded(&mut local.lines);
                 let (state, later) = grown(&mut local.floats, 2 * len, 0.0).split_at_mut(len);
                 self.level.run(call.segment(&rows, kv_head, 0, state, decoded));
-                for segment in 1..call.segments() {
+                for segment in 1..call.segments(rows.end) {
                     let reaching = call.reaching(&rows, segment);
                     if !reaching.is_empty() {
                         let later = &mut later[..reaching.len() * call.row_state()];
@@ -202,35 +200,60 @@ impl Cpu {
         });
     }
 
-    /// One task per KV head and segment, for few query rows over a long context; then the merge.
+    /// One task per KV head and segment, for few query rows over a long context; then the merge. As many segments at a time
+    /// as there is room for states, which does not depend on the context.
     fn attention_by_segments(&self, call: &Call<'_>, out: &mut [f32]) {
-        let (rows, kv_heads, segments) = (0..call.tokens(), call.geometry.kv_heads, call.segments());
-        let len = rows.len() * call.row_state();
+        let held = HELD_ROWS * self.threads();
         let mut states = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
-        let states = grown(&mut states, kv_heads * segments * len, 0.0);
-        let shared = SharedMut::new(&mut *states, len);
-        self.pool.run(kv_heads * segments, &|task| {
-            // SAFETY: every task has its own row.
-            let mut state = unsafe { shared.block(task..task + 1, 0..len) };
-            with_local(|local| {
-                let decoded = call.decoded(&mut local.lines);
-                let (kv_head, segment) = (task / segments, task % segments);
-                self.level.run(call.segment(&rows, kv_head, segment, state.row_mut(0), decoded));
-            });
-        });
-        let shared_out = SharedMut::new(out, call.heads * call.geometry.head_dim);
-        let heads = SharedMut::new(states, segments * len);
-        self.pool.run(kv_heads, &|kv_head| {
-            // SAFETY: every task has its own row.
-            let mut states = unsafe { heads.block(kv_head..kv_head + 1, 0..segments * len) };
-            let (state, later) = states.row_mut(0).split_at_mut(len);
-            for (segment, later) in (1..).zip(later.chunks_exact(len)) {
-                let first = call.reaching(&rows, segment).start * call.row_state();
-                let (state, later) = (&mut state[first..], &later[first..]);
-                self.level.run(MergeSegments { head_dim: call.geometry.head_dim, state, later });
+        let states = grown(&mut states, held * call.row_state(), 0.0);
+        let out = SharedMut::new(out, call.heads * call.geometry.head_dim);
+        for first in (0..call.tokens()).step_by(ROWS) {
+            let rows = first..call.tokens().min(first + ROWS);
+            // Few rows of few heads: there is room for two segments at least.
+            let slots = (held / (call.geometry.kv_heads * rows.len())).min(call.segments(rows.end));
+            let stride = slots * rows.len() * call.row_state();
+            let states = &mut states[..call.geometry.kv_heads * stride];
+            self.rows_by_segments(call, &rows, slots, states);
+            for (kv_head, states) in states.chunks_exact(stride).enumerate() {
+                self.finish(call, &rows, kv_head, &states[..rows.len() * call.row_state()], &out);
             }
-            self.finish(call, &rows, kv_head, state, &shared_out);
-        });
+        }
+    }
+
+    /// The states of some query rows over all segments, in the first of `slots` places that `states` has for every KV head.
+    fn rows_by_segments(&self, call: &Call<'_>, rows: &Range<usize>, slots: usize, states: &mut [f32]) {
+        let (kv_heads, len) = (call.geometry.kv_heads, rows.len() * call.row_state());
+        let segments = call.segments(rows.end);
+        let mut next = 0;
+        while next < segments {
+            // The first place has what came before.
+            let taken = usize::from(next > 0);
+            let count = (slots - taken).min(segments - next);
+            let places = SharedMut::new(&mut *states, len);
+            self.pool.run(kv_heads * count, &|task| {
+                let (kv_head, index) = (task / count, task % count);
+                let place = kv_head * slots + taken + index;
+                // SAFETY: every task has its own place.
+                let mut state = unsafe { places.block(place..place + 1, 0..len) };
+                with_local(|local| {
+                    let decoded = call.decoded(&mut local.lines);
+                    self.level.run(call.segment(rows, kv_head, next + index, state.row_mut(0), decoded));
+                });
+            });
+            let heads = SharedMut::new(&mut *states, slots * len);
+            self.pool.run(kv_heads, &|kv_head| {
+                // SAFETY: every task has its own row.
+                let mut states = unsafe { heads.block(kv_head..kv_head + 1, 0..slots * len) };
+                let (state, later) = states.row_mut(0).split_at_mut(len);
+                let later = later.chunks_exact(len).take(count + taken - 1);
+                for (segment, later) in (next + 1 - taken..).zip(later) {
+                    let first = (call.reaching(rows, segment).start - rows.start) * call.row_state();
+                    let (state, later) = (&mut state[first..], &later[first..]);
+                    self.level.run(MergeSegments { head_dim: call.geometry.head_dim, state, later });
+                }
+            });
+            next += count;
+        }
     }
 
     /// Writes the outputs of some rows of one KV head.

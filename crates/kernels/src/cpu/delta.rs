@@ -1,8 +1,9 @@
 //! The gated delta rule over a run of tokens.
 
 use super::Cpu;
+use crate::needs::ScratchNeeds;
 use crate::reference::delta::{DeltaColumns, DeltaShape, NormalizeKeys, gates};
-use crate::scratch::{grown, with_local};
+use crate::scratch::{grown, reserve, with_local};
 use crate::shared::SharedMut;
 
 /// Value columns of one task: their state, 32 columns of a head, stays in the first-level cache while all tokens pass.
@@ -14,6 +15,22 @@ pub struct DeltaScratch {
     keys: Vec<f32>,  // [tokens, q and k heads, key_dim]
     decay: Vec<f32>, // [tokens, value_heads]
     beta: Vec<f32>,  // [tokens, value_heads]
+}
+
+impl DeltaScratch {
+    /// Makes room, so that no run up to these sizes allocates.
+    pub fn reserve(&mut self, needs: &ScratchNeeds) {
+        let [key_width, value_heads] = needs.delta;
+        reserve(&mut self.keys, needs.tokens * 2 * key_width);
+        reserve(&mut self.decay, needs.tokens * value_heads);
+        reserve(&mut self.beta, needs.tokens * value_heads);
+    }
+
+    /// Bytes that are held.
+    pub fn bytes(&self) -> u64 {
+        let floats = self.keys.capacity() + self.decay.capacity() + self.beta.capacity();
+        (floats * size_of::<f32>()) as u64
+    }
 }
 
 /// Fills a token's decays and betas.

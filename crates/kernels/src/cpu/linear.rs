@@ -2,10 +2,11 @@
 
 use super::Cpu;
 use crate::matrix::{Coding, Matrix, Weights};
+use crate::needs::{BLOCKS, ScratchNeeds, nibble_registers, passes, plain_registers, set_index};
 use crate::reference::affine::{Activations, AffineLinear, Packed};
 use crate::reference::float::{FloatLinear, decode_row};
 use crate::reference::quantize::Quantize;
-use crate::scratch::{grown, with_local};
+use crate::scratch::{grown, reserve, with_local};
 use crate::shared::SharedMut;
 use crate::simd::affine::{BLOCK, TILE_ROWS, TILE_TOKENS};
 
@@ -47,6 +48,20 @@ struct Needs {
     any: bool,
     nibble: bool,
     plain: bool,
+}
+
+impl Scratch {
+    /// Makes room, so that no call up to these sizes allocates.
+    pub fn reserve(&mut self, needs: &ScratchNeeds) {
+        for (set, block) in self.sets.iter_mut().zip(BLOCKS) {
+            set.reserve(needs, block);
+        }
+    }
+
+    /// Bytes that are held.
+    pub fn bytes(&self) -> u64 {
+        self.sets.iter().map(|set| set.bytes() as u64).sum()
+    }
 }
 
 impl Cpu {
@@ -116,7 +131,7 @@ impl Cpu {
             need.nibble |= nibble;
             need.plain |= !nibble;
         }
-        for ((set, need), block) in scratch.sets.iter_mut().zip(needs).zip([16, 32, 64]) {
+        for ((set, need), block) in scratch.sets.iter_mut().zip(needs).zip(BLOCKS) {
             if need.any {
                 self.quantize_set(set, x, cols, block);
                 if x.len() / cols < TILE_TOKENS {
@@ -176,16 +191,24 @@ impl Cpu {
     }
 }
 
-/// Place of a block width in [`Scratch::sets`].
-fn set_index(block: usize) -> usize {
-    match block {
-        16 => 0,
-        32 => 1,
-        _ => 2,
-    }
-}
-
 impl ActivationSet {
+    fn reserve(&mut self, needs: &ScratchNeeds, block: usize) {
+        let cols = needs.matrices.inputs[set_index(block)];
+        let (codes, blocks) = (needs.tokens * cols, needs.tokens * (cols / block));
+        reserve(&mut self.codes, codes);
+        reserve(&mut self.sums, blocks);
+        reserve(&mut self.scales, blocks);
+        reserve(&mut self.weighted, blocks);
+        reserve(&mut self.nibble, needs.packed_tokens() * nibble_registers(cols, block));
+        reserve(&mut self.plain, needs.packed_tokens() * plain_registers(cols));
+    }
+
+    fn bytes(&self) -> usize {
+        let numbers = self.sums.capacity() + self.scales.capacity() + self.weighted.capacity();
+        let registers = self.nibble.capacity() + self.plain.capacity();
+        self.codes.capacity() + numbers * size_of::<f32>() + registers * size_of::<[i8; 64]>()
+    }
+
     fn view(&self, tokens: usize, cols: usize, block: usize) -> Activations<'_> {
         let blocks = tokens * cols / block;
         Activations {
@@ -195,7 +218,7 @@ impl ActivationSet {
             codes: &self.codes[..tokens * cols],
             packed: Packed {
                 nibble: self.nibble.get(..tokens * nibble_registers(cols, block)).unwrap_or_default(),
-                plain: self.plain.get(..tokens * cols.div_ceil(BLOCK)).unwrap_or_default(),
+                plain: self.plain.get(..tokens * plain_registers(cols)).unwrap_or_default(),
             },
             sums: &self.sums[..blocks],
             scales: &self.scales[..blocks],
@@ -214,7 +237,7 @@ impl ActivationSet {
             }
         }
         if need.plain {
-            let registers = cols.div_ceil(BLOCK);
+            let registers = plain_registers(cols);
             let plain = grown(&mut self.plain, tokens * registers, [0; 64]);
             for (codes, out) in rows.zip(plain.chunks_exact_mut(registers)) {
                 let out = out.as_flattened_mut();
@@ -223,16 +246,6 @@ impl ActivationSet {
             }
         }
     }
-}
-
-/// Registers of one token in [`Packed::nibble`].
-fn nibble_registers(cols: usize, block: usize) -> usize {
-    passes(block) * 2 * cols.div_ceil(2 * BLOCK)
-}
-
-/// Passes of [`Packed::nibble`].
-fn passes(block: usize) -> usize {
-    if block == 16 { 2 } else { 1 }
 }
 
 /// One token of [`Packed::nibble`].

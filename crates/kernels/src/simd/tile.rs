@@ -21,7 +21,7 @@ const UNIT: usize = 4;
 const CHUNK: usize = 1024;
 
 /// Units of a chunk of one tile.
-const UNITS: usize = CHUNK / UNIT;
+pub(crate) const UNITS: usize = CHUNK / UNIT;
 
 /// One unit: byte `4·row + column`.
 pub(crate) type Unit = Line<[u8; UNIT * TILE_ROWS]>;

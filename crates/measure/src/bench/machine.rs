@@ -30,11 +30,16 @@ fn cpu(cpuinfo: &str) -> String {
 /// Most memory that this process has held so far, in bytes (`VmHWM`: file pages in the map count); `None` where the
 /// system does not say.
 pub fn peak_memory() -> Option<u64> {
-    high_water(&std::fs::read_to_string("/proc/self/status").ok()?)
+    kilobytes(&std::fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
 
-fn high_water(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+/// Memory that this process holds now, in bytes; `None` where the system does not say.
+pub(super) fn resident_memory() -> Option<u64> {
+    kilobytes(&std::fs::read_to_string("/proc/self/smaps_rollup").ok()?, "Rss:")
+}
+
+fn kilobytes(text: &str, label: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(label))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
@@ -58,7 +63,10 @@ mod tests {
         let cpuinfo = "processor\t: 0\nmodel\t\t: 1\nmodel name\t: AMD EPYC\nprocessor\t: 1\n";
         assert_eq!(cpu(cpuinfo), "AMD EPYC");
         assert_eq!(cpu(""), std::env::consts::ARCH);
-        assert_eq!(high_water("VmPeak:\t 9 kB\nVmHWM:\t    1536 kB\nVmRSS:\t 1 kB\n"), Some(1536 * 1024));
-        assert_eq!(high_water("VmRSS:\t 1 kB\n"), None);
+        assert_eq!(
+            kilobytes("VmPeak:\t 9 kB\nVmHWM:\t    1536 kB\nVmRSS:\t 1 kB\n", "VmHWM:"),
+            Some(1536 * 1024)
+        );
+        assert_eq!(kilobytes("VmRSS:\t 1 kB\n", "VmHWM:"), None);
     }
 }

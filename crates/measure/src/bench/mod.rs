@@ -5,6 +5,7 @@
 //! [`judge`] says whether two sets of repetitions differ. What models answer is thrown away: token ids are arbitrary,
 //! the same for every repetition.
 
+mod cache;
 mod case;
 mod machine;
 mod profile;
@@ -13,6 +14,7 @@ mod run;
 mod spread;
 mod work;
 
+pub use cache::FullCache;
 pub use case::{Case, Sample, Test, repeat};
 pub use machine::{Machine, identity, peak_memory};
 pub use profile::{Profile, profile};

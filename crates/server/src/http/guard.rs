@@ -10,6 +10,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
+use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::app::App;
@@ -80,7 +81,13 @@ fn check(app: &App, request: &Request) -> Result<Namespace, ApiError> {
         let client = key.map_or(peer.unwrap_or_default(), |index| format!("key {index}"));
         rate.take(&client, Instant::now())?;
     }
-    Ok(key.map_or_else(Namespace::default, |index| Namespace(format!("key {index}"))))
+    Ok(key.map_or_else(Namespace::default, |index| Namespace(of_key(&app.config.api_keys[index]))))
+}
+
+/// Names a key without being it, and the same way after a restart, whatever other keys there are.
+fn of_key(key: &str) -> String {
+    let digest = Sha256::digest(key.as_bytes());
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Which key a request brings; `None` where none is needed.

@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
+use basert_engine::PrefixStats;
 use serde_json::{Value, json};
 
 use super::{body, json_response, ok};
@@ -100,6 +101,11 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Api
         all += 1;
         running += usize::from(slot.is_running());
     }
+    for Hosted { model, worker } in &app.hosted {
+        if let Some(stats) = worker.prefix_stats() {
+            app.metrics.prefixes(&model.id, &stats);
+        }
+    }
     let text = app.metrics.text(running, all - running);
     let mut response = Response::new(Body::from(text.map_err(|e| ApiError::internal(e.to_string()))?));
     let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -135,11 +141,29 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response, ApiEr
         "build_info": concat!("basert ", env!("CARGO_PKG_VERSION")),
         "k_type": facts.engine["k_type"],
         "v_type": facts.engine["v_type"],
+        "prefix_cache": hosted.worker.prefix_stats().map(|stats| prefixes(&stats)),
         "engine": facts.engine,
         "capabilities": describe(hosted)["capabilities"],
         "uptime_s": app.started.elapsed().as_secs(),
         "api_key_needed": !app.config.api_keys.is_empty(),
     })))
+}
+
+/// Counters of a prefix cache.
+fn prefixes(stats: &PrefixStats) -> Value {
+    json!({
+        "lookups": stats.lookups,
+        "hits": stats.hits,
+        "misses": stats.lookups - stats.hits,
+        "tokens_asked": stats.asked_tokens,
+        "tokens_saved": stats.hit_tokens,
+        "pages": stats.pages,
+        "snapshots": stats.snapshots,
+        "evicted_pages": stats.evicted_pages,
+        "evicted_snapshots": stats.evicted_snapshots,
+        "bytes": stats.bytes,
+        "limit_bytes": stats.limit_bytes,
+    })
 }
 
 /// The double that prints with the digits of the float: 0.95 and not 0.949999988079071.
@@ -151,6 +175,7 @@ fn decimal(x: f32) -> f64 {
 pub(crate) async fn slots(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let Hosted { worker, .. } = app.model(None)?;
     let facts = worker.facts();
+    let counters = worker.prefix_stats().map(|stats| prefixes(&stats));
     let running: Vec<_> = worker.slots().active().into_iter().filter(|slot| slot.is_running()).collect();
     let slots = (0..facts.slots).map(|id| {
         let mut slot = json!({
@@ -159,11 +184,17 @@ pub(crate) async fn slots(State(app): State<Arc<App>>) -> Result<Response, ApiEr
             "is_processing": false,
             "k_type": facts.engine["k_type"],
             "v_type": facts.engine["v_type"],
+            "page_tokens": facts.engine["page_tokens"],
+            "kv_pages": facts.engine["kv_pages"],
+            "kv_bytes_per_token": facts.engine["kv_bytes_per_token"],
+            "state_bytes": facts.engine["state_bytes_per_sequence"],
+            "prefix_cache": counters,
         });
         if let Some(request) = running.get(id) {
             slot["is_processing"] = true.into();
             slot["id_task"] = request.id.into();
             slot["n_prompt_tokens"] = request.prompt.into();
+            slot["n_prompt_tokens_cache"] = request.cached().into();
             slot["n_prompt_tokens_processed"] = request.prefilled().into();
             slot["n_decoded"] = request.generated().into();
         }

@@ -1,0 +1,87 @@
+//! What happens where memory is short: narrower caches, shorter contexts, or a refusal, and never silently.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::common::{Said, basert, hybrid};
+
+const CONTEXT: &str = "65536";
+
+fn complete(model: &Path, args: &[&str]) -> Said {
+    let fixed = ["--prompt-ids", "1,2,3", "-n", "1", "--json"];
+    Said::from(basert().arg("complete").arg(model).args(fixed).args(args).output().unwrap())
+}
+
+/// Bytes of everything at [`CONTEXT`].
+fn total(bits: &str) -> u64 {
+    let plan = run!("plan", hybrid(), "--max-context", CONTEXT, "--kv-bits", bits, "--json").ok().json();
+    plan["memory"]["total"].as_u64().unwrap()
+}
+
+fn types(report: &Value) -> (&str, &str) {
+    (report["selected"]["k_type"].as_str().unwrap(), report["selected"]["v_type"].as_str().unwrap())
+}
+
+fn context(report: &Value) -> u64 {
+    report["selected"]["context"].as_u64().unwrap()
+}
+
+#[test]
+fn with_fit_the_cache_is_as_wide_as_the_memory_lets_it_be_and_says_so() {
+    for (bits, k, v) in [("16", "f16", "f16"), ("8", "q8", "q8"), ("84", "q8", "q4"), ("4", "q4", "q4")] {
+        let budget = total(bits).to_string();
+        let said = complete(hybrid(), &["-c", CONTEXT, "--fit", &budget]).ok();
+        let report = said.json();
+        assert_eq!((types(&report), context(&report)), ((k, v), 65536));
+        assert_eq!(report["selected"]["memory"]["total"], total(bits));
+        assert_eq!(said.err.contains("instead of f16"), bits != "16", "{said:?}");
+        assert_eq!(report["selected"]["notes"].to_string().contains("instead of f16"), bits != "16");
+    }
+}
+
+#[test]
+fn a_context_that_no_cache_fits_is_shortened_to_the_last_token_that_does() {
+    let budget = total("4") - (1 << 20);
+    let said = complete(hybrid(), &["-c", CONTEXT, "--fit", &budget.to_string()]).ok();
+    let report = said.json();
+    assert_eq!(types(&report), ("q4", "q4"));
+    assert!(context(&report) < 65536 && context(&report) > 1000, "{report}");
+    assert!(said.err.contains("tokens instead of 65536"), "{said:?}");
+    let total = report["selected"]["memory"]["total"].as_u64().unwrap();
+    assert!(total <= budget && total > budget - (1 << 17), "{total} of {budget}");
+    // Types that were asked for do not give way.
+    let typed = complete(hybrid(), &["-c", CONTEXT, "--kv-bits", "16", "--fit", &budget.to_string()]).ok();
+    assert_eq!(types(&typed.json()), ("f16", "f16"));
+    assert!(context(&typed.json()) < context(&report));
+    complete(hybrid(), &["--fit", "1MiB"]).fails_with(&["beside", "1 MiB are allowed", "hint: --fit"]);
+}
+
+#[test]
+fn without_fit_auto_narrows_a_context_that_was_asked_for_and_a_typed_width_is_refused() {
+    let plan = run!("plan", hybrid(), "--max-context", "1000000", "--kv-bits", "16", "--json").ok().json();
+    let Some(free) = plan["budget_bytes"].as_u64() else { return };
+    let per_token = plan["kv_bytes_per_token"].as_u64().unwrap();
+    // Far from the borders, for what is free changes: f16 takes 1.4 times that, q8 three quarters.
+    let tokens = (free * 14 / 10 / per_token).to_string();
+    let said = complete(hybrid(), &["-c", &tokens]).ok();
+    assert_eq!(types(&said.json()), ("q8", "q8"));
+    assert!(said.err.contains("the KV cache is q8 instead of f16"), "{said:?}");
+    let refused = complete(hybrid(), &["-c", &tokens, "--kv-bits", "16"]);
+    refused.fails_with(&["need", "MiB are free", "tokens would fit", "hint: --fit"]);
+    // Measurements are of what was asked for.
+    let refused = run!("profile", hybrid(), "-c", &tokens, "-p", "32", "-n", "4");
+    refused.fails_with(&["K f16 and V f16", "MiB are free"]);
+}
+
+#[test]
+fn a_default_context_of_the_models_maximum_is_fitted_and_said() {
+    let budget = total("4");
+    let said = complete(hybrid(), &["--fit", &budget.to_string()]).ok();
+    let report = said.json();
+    // The model's own is 262144; the last token that fits is that of the plan.
+    assert_eq!((types(&report), context(&report)), (("q4", "q4"), 65536));
+    for words in ["the KV cache is q4 instead of f16", "the context is 65536 tokens instead of 262144"] {
+        assert!(said.err.contains(words), "{said:?}");
+    }
+}
