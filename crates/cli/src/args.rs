@@ -1,7 +1,7 @@
 //! The command line: what can be typed, and the help that teaches it.
 
-use std::ffi::{OsStr, OsString};
-use std::path::{Path, PathBuf};
+use std::ffi::OsStr;
+use std::path::PathBuf;
 
 use basert_convert::{Compat, Convention, Method, Outtype, Target};
 use basert_quant::ScaleDtype;
@@ -35,20 +35,10 @@ impl Cli {
     pub fn from_command_line() -> Cli {
         let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
         let mut grammar = without_variables(Cli::command(), &is_empty);
-        let matches = grammar.clone().try_get_matches_from(typed());
+        let matches = grammar.clone().try_get_matches();
         let cli = matches.and_then(|matches| Cli::from_arg_matches(&matches));
         cli.unwrap_or_else(|error| name_variable(error, &grammar).format(&mut grammar).exit())
     }
-}
-
-/// What was typed; `basert-serve` is another name of `basert serve`.
-fn typed() -> Vec<OsString> {
-    let mut words: Vec<OsString> = std::env::args_os().collect();
-    let name = words.first().and_then(|program| Path::new(program).file_stem());
-    if name.is_some_and(|name| name == "basert-serve") {
-        words.insert(1, "serve".into());
-    }
-    words
 }
 
 /// The grammar in which options ignore their environment variable where `ignored` says so.
@@ -72,7 +62,7 @@ fn name_variable(mut error: clap::Error, grammar: &Grammar) -> clap::Error {
     let named = args.find(|arg| arg.to_string() == option).and_then(|arg| arg.get_env());
     let Some(variable) = named else { return error };
     // It came from the variable if it goes away without it.
-    let without = without_variables(grammar.clone(), &|name| name == variable).try_get_matches_from(typed());
+    let without = without_variables(grammar.clone(), &|name| name == variable).try_get_matches();
     let remains = without.err().and_then(|e| e.get(ContextKind::InvalidArg).cloned());
     if remains != Some(ContextValue::String(option.clone())) {
         let name = format!("{} (environment variable of {option})", variable.display());

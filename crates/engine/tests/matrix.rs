@@ -26,7 +26,8 @@ fn models() -> Vec<PathBuf> {
 }
 
 fn prompts() -> Vec<Vec<u32>> {
-    let prompt = |(tag, len): (u32, usize)| (0..len as u32).map(|i| (tag * 37 + i * 11 + i * i % 7) % 250);
+    let prompt =
+        |(tag, len): (u32, usize)| (0..len as u32).map(move |i| (tag * 37 + i * 11 + i * i % 7) % 250);
     (0..).zip(LENGTHS).map(|pair| prompt(pair).collect()).collect()
 }
 

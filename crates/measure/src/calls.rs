@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use basert_text::tools::{Declared, ToolCall, check, parse};
+use basert_text::tools::{Declared, Dialect, ToolCall, check, parse};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -77,15 +77,16 @@ pub fn call_tools(
     progress: Progress,
 ) -> Result<ToolCalls, MeasureError> {
     // A template that does not know of tools would leave them out, and the model would be blamed.
-    let knows_tools = speaker.tokenizer.chat_template().is_some_and(|source| source.contains("tools"));
-    let Some(template) = speaker.template.filter(|_| knows_tools) else {
+    let source = speaker.tokenizer.chat_template().filter(|source| source.contains("tools"));
+    let (Some(template), Some(source)) = (speaker.template, source) else {
         return Err(MeasureError::NoToolTemplate);
     };
+    let dialect = Dialect::of_template(source);
     let (mut valid, mut exact, mut expecting, mut problems) = (0, 0, 0, Vec::new());
     for (index, task) in tasks.iter().enumerate() {
         let prompt = speaker.rendered(template, &task.messages, Some(&task.tools))?;
         let answer = speaker.answer(&prompt, ANSWER)?;
-        let found = judge(&answer, &Declared::new(&task.tools)?);
+        let found = judge(&answer, &Declared::new(&task.tools)?.spelled(dialect));
         expecting += usize::from(task.calls.is_some());
         match found {
             Ok(calls) => {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::config::Config;
+use crate::config::{ApiKey, Config};
 use crate::error::ApiError;
 use crate::http::rate::RateLimit;
 use crate::log::Log;
@@ -29,7 +29,9 @@ pub struct App {
     pub(crate) hosted: Vec<Hosted>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) log: Log,
-    pub(crate) rate: Option<RateLimit>,
+    pub(crate) rate: RateLimit,
+    /// For every key that has a limit: the requests that it may still have at a time.
+    at_a_time: Vec<Option<Arc<Semaphore>>>,
     pub(crate) started: Instant,
     /// Whether the server takes no new work.
     draining: watch::Sender<bool>,
@@ -45,9 +47,11 @@ impl App {
         for Hosted { model, worker } in &hosted {
             metrics.describe(&model.id, &worker.facts().engine);
         }
-        let rate = config.rate_limit.map(RateLimit::new);
+        let most = |key: &ApiKey| key.requests.map(|requests| Arc::new(Semaphore::new(requests)));
+        let at_a_time = config.api_keys.iter().map(most).collect();
+        let rate = RateLimit::default();
         let (draining, _) = watch::channel(false);
-        Ok(App { config, hosted, metrics, log, rate, started: Instant::now(), draining })
+        Ok(App { config, hosted, metrics, log, rate, at_a_time, started: Instant::now(), draining })
     }
 
     /// From now on requests for answers are turned away; running ones go on.
@@ -102,6 +106,16 @@ impl App {
             return Err(ApiError::unavailable(message, 1));
         }
         Ok(())
+    }
+
+    /// Lets a key's request for an answer in, for as long as what is returned lives.
+    ///
+    /// # Errors
+    /// 429 if as many are running as may.
+    pub(crate) fn enter(&self, key: Option<usize>) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
+        let limit = key.and_then(|key| self.at_a_time.get(key)?.as_ref());
+        let permit = limit.map(|limit| Arc::clone(limit).try_acquire_owned());
+        permit.transpose().map_err(|_| ApiError::too_many_at_a_time())
     }
 
     /// Stops the engines: the requests in them end.

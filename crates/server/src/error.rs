@@ -84,6 +84,12 @@ impl ApiError {
         ApiError { code: Some("rate_limit_exceeded"), retry_after: Some(seconds), ..error }
     }
 
+    /// 429: a key has as many requests running as it may.
+    pub fn too_many_at_a_time() -> ApiError {
+        let message = "this key has as many requests running as it may; try again when one has ended";
+        ApiError { message: message.to_owned(), ..ApiError::rate_limited(1) }
+    }
+
     /// 503: not now.
     pub fn unavailable(message: impl Into<String>, seconds: u64) -> ApiError {
         let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable_error", message);

@@ -25,7 +25,7 @@ mod worker;
 
 pub use app::{App, Hosted};
 pub use backend::{Backend, Facts, Loaded, Loader};
-pub use config::Config;
+pub use config::{ApiKey, Config};
 pub use core::Grammars;
 pub use error::ApiError;
 pub use metrics::Metrics;

@@ -1,6 +1,7 @@
 //! The text side of a hosted model: what requests are read and answered with.
 
 use basert_engine::SamplingParams;
+use basert_text::tools::Dialect;
 use basert_text::{ChatTemplate, Tokenizer};
 
 use crate::core::Grammars;
@@ -34,6 +35,11 @@ impl Model {
     /// Whether the chat template can switch thinking.
     pub fn can_think(&self) -> bool {
         self.template_mentions("enable_thinking") || self.template_mentions("<think>")
+    }
+
+    /// How the model spells calls, by its chat template.
+    pub fn dialect(&self) -> Dialect {
+        self.template_source.as_deref().map_or_else(Dialect::default, Dialect::of_template)
     }
 
     /// Whether the chat template has a place for tools.

@@ -55,6 +55,11 @@ impl ThinkSplitter {
         matches!(self.state, State::Start { opened: true } | State::Thinking)
     }
 
+    /// Whether no thinking can follow: its part has ended, or the answer has begun without one.
+    pub fn is_over(&self) -> bool {
+        matches!(self.state, State::Closed | State::Answer)
+    }
+
     /// Takes the next piece and returns what has become certain, in order.
     pub fn push(&mut self, text: &str) -> Vec<Part> {
         self.held.push_str(text);
@@ -187,11 +192,15 @@ mod tests {
     #[test]
     fn text_is_not_held_longer_than_a_tag_needs() {
         let mut splitter = ThinkSplitter::new(true);
-        assert!(splitter.is_thinking());
+        assert!(splitter.is_thinking() && !splitter.is_over());
         assert_eq!(splitter.push("a <"), [Part::Thinking("a ".into())]);
         assert_eq!(splitter.push("b"), [Part::Thinking("<b".into())]);
         assert_eq!(splitter.push("</think>c"), [Part::Answer("c".into())]);
-        assert!(!splitter.is_thinking());
+        assert!(!splitter.is_thinking() && splitter.is_over());
+        let mut splitter = ThinkSplitter::new(false);
+        assert!(!splitter.is_thinking() && !splitter.is_over());
+        splitter.push("no");
+        assert!(!splitter.is_thinking() && splitter.is_over());
     }
 
     #[test]

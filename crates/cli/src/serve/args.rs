@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use basert_server::ApiKey;
 use clap::Args;
 
 use crate::options::{FitOptions, RunOptions, SamplingOptions, positive, room};
@@ -49,15 +50,20 @@ pub struct ServeArgs {
         long, value_name = "KEY", env = "BASERT_API_KEY", hide_env_values = true, value_parser = key,
         help_heading = SERVER
     )]
-    pub api_key: Vec<String>,
+    pub api_key: Vec<ApiKey>,
 
-    /// Keys that requests must bring, one a line
+    /// Keys that requests must bring, one a line; behind a key may stand name=NAME (for the log), rate=N (requests per minute)
+    /// and requests=N (at a time)
     #[arg(long, value_name = "FILE", help_heading = SERVER)]
     pub api_key_file: Option<PathBuf>,
 
     /// Name under which browsers may reach the server; may be given several times
     #[arg(long, value_name = "NAME", help_heading = SERVER)]
     pub allowed_host: Vec<String>,
+
+    /// Site whose pages may send requests, as https://name:port, or * for every site; may be given several times [default: none]
+    #[arg(long, value_name = "ORIGIN", value_parser = origin, help_heading = SERVER)]
+    pub cors_origin: Vec<String>,
 
     /// Chat template instead of the model's own
     #[arg(long, value_name = "FILE", help_heading = SERVER)]
@@ -74,6 +80,10 @@ pub struct ServeArgs {
     /// Most tokens of an answer, whatever a request asks for [default: as many as the context holds]
     #[arg(long, value_name = "N", value_parser = positive, help_heading = LIMITS)]
     pub max_tokens: Option<usize>,
+
+    /// Most tokens of thinking of requests that do not say; then the thinking is closed and the answer begins [default: no limit]
+    #[arg(long, value_name = "N", help_heading = LIMITS)]
+    pub thinking_budget: Option<usize>,
 
     /// Answers that are made at a time [default: 4]
     #[arg(
@@ -143,11 +153,40 @@ fn seconds(s: &str) -> Result<Duration, String> {
     seconds.filter(|time| !time.is_zero()).ok_or_else(|| "must be a number of seconds above 0".to_owned())
 }
 
-/// A key that a header can hold.
-pub fn key(s: &str) -> Result<String, String> {
-    if !s.is_empty() && s.bytes().all(|byte| byte.is_ascii_graphic()) {
+/// A site as browsers name it.
+fn origin(s: &str) -> Result<String, String> {
+    let site = s.strip_prefix("https://").or_else(|| s.strip_prefix("http://"));
+    let is_site = site.is_some_and(|site| !site.is_empty() && !site.contains(['/', ' ', '*']));
+    if s == "*" || is_site {
         Ok(s.to_owned())
+    } else {
+        Err("must be http(s)://NAME, http(s)://NAME:PORT or *".to_owned())
+    }
+}
+
+/// A key that a header can hold.
+pub fn key(s: &str) -> Result<ApiKey, String> {
+    if !s.is_empty() && s.bytes().all(|byte| byte.is_ascii_graphic()) {
+        Ok(ApiKey::from(s))
     } else {
         Err("a key is made of printable ASCII characters without blanks".to_owned())
     }
+}
+
+/// A line of a file of keys: a key, and what it may.
+pub fn key_line(line: &str) -> Result<ApiKey, String> {
+    let mut words = line.split_whitespace();
+    let mut found = key(words.next().unwrap_or_default())?;
+    for word in words {
+        let (name, value) = word.split_once('=').ok_or_else(|| format!("`{word}` is not NAME=VALUE"))?;
+        let number = || value.parse().ok().filter(|n: &u32| *n > 0);
+        let number = || number().ok_or_else(|| format!("`{name}` must be a whole number above 0"));
+        match name {
+            "name" => found.name = Some(value.to_owned()),
+            "rate" => found.rate_limit = Some(number()?),
+            "requests" => found.requests = Some(number()? as usize),
+            _ => return Err(format!("`{name}` is not `name`, `rate` or `requests`")),
+        }
+    }
+    Ok(found)
 }

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use basert_engine::{Engine, Limits, Options, Scheduler};
 use basert_format::BaseFile;
-use basert_server::{App, Backend, Config, Ended, Facts, Grammars, Hosted, Loaded, Metrics, Model, Worker};
+use basert_server::{
+    ApiKey, App, Backend, Config, Ended, Facts, Grammars, Hosted, Loaded, Metrics, Model, Worker,
+};
 use basert_text::ChatTemplate;
 
 use crate::bundle::{self, Bundle};
@@ -75,8 +77,10 @@ fn config(args: &ServeArgs) -> Outcome<Config> {
         host: args.host.unwrap_or(default.host),
         port: args.port.unwrap_or(default.port),
         api_keys,
+        cors_origins: args.cors_origin.clone(),
         allowed_hosts: args.allowed_host.clone(),
         max_tokens: args.max_tokens,
+        thinking_budget: args.thinking_budget,
         queue: args.queue.unwrap_or(default.queue),
         request_timeout: args.request_timeout,
         idle_timeout: args.idle_timeout,
@@ -87,13 +91,15 @@ fn config(args: &ServeArgs) -> Outcome<Config> {
     })
 }
 
-fn keys(file: &Path) -> Outcome<Vec<String>> {
+fn keys(file: &Path) -> Outcome<Vec<ApiKey>> {
     let shown = file.display();
     let text =
         std::fs::read_to_string(file).map_err(|e| Failure::new(format!("cannot read {shown}: {e}")))?;
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    let keys: Vec<String> = lines
-        .map(|line| args::key(line).map_err(|problem| Failure::new(format!("{shown}: {problem}"))))
+    let lines = text.lines().map(str::trim).zip(1..);
+    let lines = lines.filter(|(line, _)| !line.is_empty() && !line.starts_with('#'));
+    let wrong = |number, problem| Failure::new(format!("{shown}, line {number}: {problem}"));
+    let keys: Vec<ApiKey> = lines
+        .map(|(line, number)| args::key_line(line).map_err(|problem| wrong(number, problem)))
         .collect::<Outcome<_>>()?;
     if keys.is_empty() {
         return Err(Failure::new(format!("{shown} has no keys")).hint("write one key a line"));

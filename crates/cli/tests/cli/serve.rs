@@ -34,6 +34,42 @@ pub fn get(address: &str, path: &str) -> String {
     reply.split_once("\r\n\r\n").unwrap().1.to_owned()
 }
 
+/// Keys in a file have limits; what a line should not say is named.
+#[test]
+fn a_file_of_keys_may_set_limits() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys");
+    let write = |text: &str| std::fs::write(&file, text).unwrap();
+    for (text, problem) in [
+        ("a\nb rate=none", "line 2: `rate` must be a whole number above 0"),
+        ("a requests=0", "line 1: `requests` must be"),
+        ("a color=red", "line 1: `color` is not"),
+        ("a b", "line 1: `b` is not NAME=VALUE"),
+        ("# a", "has no keys"),
+    ] {
+        write(text);
+        let output = basert().arg("serve").arg(llama()).arg("--api-key-file").arg(&file).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && said.contains(problem), "{text:?}: {said}");
+    }
+    write("first rate=1 name=one\nsecond\n");
+    let (mut server, _, address) = start(llama(), &["--api-key-file", file.to_str().unwrap()]);
+    let ask = |key: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        let head = format!(
+            "POST /tokenize HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nx-api-key: {key}\r\n"
+        );
+        let body = "{\"content\": \"a\"}";
+        write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        reply.split(' ').nth(1).unwrap().to_owned()
+    };
+    assert_eq!(["first", "first", "second", "second", "third"].map(ask), ["200", "429", "200", "200", "401"]);
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
 fn post(address: &str, path: &str, body: &Value) -> (String, Value) {
     let body = body.to_string();
     let mut stream = TcpStream::connect(address).unwrap();
@@ -176,4 +212,28 @@ fn kept_prompts_outlive_a_restart_and_foreign_or_damaged_files_are_refused() {
     refused(hybrid(), &[], &["kept", "damaged"]);
     run!("serve", hybrid(), llama(), "--prefix-cache-file", &file).fails_with(&["one model"]);
     run!("serve", hybrid(), "--prefix-cache", "0", "--prefix-cache-file", &file).fails_with(&["no room"]);
+}
+
+/// The commands of public reports run as they are written.
+#[test]
+fn basert_serve_is_another_name() {
+    let run = |command: &mut Command, args: &[&str]| {
+        let output = command.args(args).env_remove("BASERT_API_KEY").output().unwrap();
+        (
+            output.status.code(),
+            String::from_utf8(output.stdout).unwrap(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    let alias = || Command::new(env!("CARGO_BIN_EXE_basert-serve"));
+    for args in [&["--help"][..], &[], &["--port", "x", "demo"], &["no such model"]] {
+        let found = run(&mut alias(), args);
+        assert_eq!(found, run(basert().arg("serve"), args), "{args:?}");
+        assert!(!found.2.contains("basert-serve"), "{found:?}");
+    }
+    let alone = tempfile::tempdir().unwrap();
+    let moved = alone.path().join("basert-serve");
+    std::fs::copy(env!("CARGO_BIN_EXE_basert-serve"), &moved).unwrap();
+    let (status, _, said) = run(&mut Command::new(moved), &["--help"]);
+    assert!(status == Some(1) && said.contains("cannot run") && said.contains("hint:"), "{said}");
 }

@@ -4,7 +4,9 @@ use basert_text::tools::Declared;
 use basert_text::{DecodeStream, RenderedChat, opens_thinking};
 use serde_json::{Map, Value};
 
-use super::body::{Body, wrong};
+use super::body::{Body, LARGEST, wrong};
+use super::calls::Calls;
+use super::grammar::Allowed;
 use super::sampling::{Limits, Wishes};
 use super::{Asked, fields, grammar, messages};
 use crate::core::{Job, Reading};
@@ -17,9 +19,7 @@ use crate::slots::Wants;
 pub(crate) struct Prompt {
     pub rendered: RenderedChat,
     /// Whose calls are looked for.
-    pub tools: Option<Declared>,
-    /// The grammar of calls, if the answer must consist of them.
-    pub calls: Option<grammar::Asked>,
+    tools: Option<Tools>,
 }
 
 /// Reads a request.
@@ -33,25 +33,27 @@ pub(crate) fn read(mut body: Body, model: &Model, vocab: usize, limits: Limits) 
     wishes.logprobs = logprobs(&body)?;
     let parallel_calls = body.bool("parallel_tool_calls")?.unwrap_or(true);
     let format = grammar::read(&body)?;
-    let Prompt { rendered, tools, calls } = prompt(&mut body, model)?;
-    if let (Some(format), true) = (&format, tools.is_some()) {
-        return Err(ApiError::unsupported(format.field, "cannot be combined with `tools` here"));
-    }
+    let budget = thinking_budget(&body)?.or(limits.thinking_budget);
+    let Prompt { rendered, tools } = prompt(&mut body, model)?;
     let thinks = opens_thinking(&rendered.text);
-    let holder =
-        format.or(calls).map(|asked| grammar::Holder::new(&asked, model, vocab, thinks)).transpose()?;
+    let allowed = match (&tools, format) {
+        (None, None) => Allowed::Any,
+        (None, Some(format)) => Allowed::Text(format),
+        (Some(tools), format) => tools.allowed(format, parallel_calls, model),
+    };
+    let holder = grammar::Holder::new(&allowed, budget, model, vocab, thinks)?;
     let reading = Reading {
         decoder: DecodeStream::answering(&model.tokenizer),
         stops: wishes.stops.clone(),
         thinking: Some(thinks),
-        tools,
+        tools: tools.map(|tools| tools.declared),
         parallel_calls,
         echo: None,
         scored: wishes.logprobs.is_some(),
     };
     let job = |answer| {
         let request = wishes.request(&rendered.ids, answer, limits)?;
-        let wants = Wants { constraint: holder.as_ref().map(grammar::Holder::constraint), prompt: None };
+        let wants = Wants { constraint: holder.constraint(), prompt: None };
         Ok(Job { request, wants, reading: reading.clone(), prompt: 0 })
     };
     let jobs = (0..wishes.n).map(job).collect::<Result<_, ApiError>>()?;
@@ -70,9 +72,10 @@ pub(crate) fn prompt(body: &mut Body, model: &Model) -> Result<Prompt, ApiError>
     let kwargs = template_kwargs(body)?;
     let messages = body.take("messages").ok_or_else(|| ApiError::field("messages", "is missing"))?;
     let messages = messages::read(messages)?;
-    let Tools { shown, declared, calls } = tools(body, model)?;
-    let rendered = template.encode(&model.tokenizer, &messages, shown.as_ref(), &kwargs)?;
-    Ok(Prompt { rendered, tools: declared, calls })
+    let tools = tools(body, model)?;
+    let shown = tools.as_ref().map(|tools| &tools.shown);
+    let rendered = template.encode(&model.tokenizer, &messages, shown, &kwargs)?;
+    Ok(Prompt { rendered, tools })
 }
 
 /// The variables of the template.
@@ -104,16 +107,52 @@ fn template_kwargs(body: &Body) -> Result<Map<String, Value>, ApiError> {
     Ok(kwargs)
 }
 
-/// The tools of a request, as the template sees them and as calls are read; nothing if the request wants no calls.
-#[derive(Default)]
+/// Most tokens of thinking.
+fn thinking_budget(body: &Body) -> Result<Option<usize>, ApiError> {
+    const NAMES: [&str; 2] = ["thinking_token_budget", "thinking_budget"];
+    let mut found = Vec::new();
+    for name in NAMES {
+        found.extend(body.integer(name, 0, LARGEST)?.map(|budget| (name.to_owned(), budget)));
+    }
+    if let Some(Value::Object(kwargs)) = body.get("chat_template_kwargs") {
+        let kwargs = Body(kwargs.clone());
+        for name in NAMES {
+            let budget = kwargs.integer(name, 0, LARGEST)?;
+            found.extend(budget.map(|budget| (format!("chat_template_kwargs.{name}"), budget)));
+        }
+    }
+    let Some((first, budget)) = found.first() else { return Ok(None) };
+    match found.iter().find(|(_, other)| other != budget) {
+        None => Ok(Some(*budget)),
+        Some((other, _)) => Err(ApiError::field(other, format!("and `{first}` differ; give one"))),
+    }
+}
+
+/// The tools of a request that allows calls.
+#[derive(Debug)]
 struct Tools {
-    shown: Option<Value>,
-    declared: Option<Declared>,
-    /// The grammar of calls, if there must be some.
-    calls: Option<grammar::Asked>,
+    /// As the template sees them.
+    shown: Value,
+    /// As calls are read.
+    declared: Declared,
+    choice: Choice,
+}
+
+impl Tools {
+    /// What an answer may be, with the format that a text must have.
+    fn allowed(&self, format: Option<grammar::Asked>, several: bool, model: &Model) -> Allowed {
+        let calls = |only| Calls::new(&self.shown, only, several, model);
+        match (&self.choice, format) {
+            (Choice::Required, _) => Allowed::Calls(calls(None)),
+            (Choice::Named(name), _) => Allowed::Calls(calls(Some(name))),
+            (Choice::Auto | Choice::None, None) => Allowed::Any,
+            (Choice::Auto | Choice::None, Some(format)) => Allowed::Either(calls(None), format),
+        }
+    }
 }
 
 /// What `tool_choice` says.
+#[derive(Debug)]
 enum Choice {
     Auto,
     None,
@@ -121,23 +160,20 @@ enum Choice {
     Named(String),
 }
 
-fn tools(body: &mut Body, model: &Model) -> Result<Tools, ApiError> {
+fn tools(body: &mut Body, model: &Model) -> Result<Option<Tools>, ApiError> {
     let shown = body.take("tools").filter(|tools| tools.as_array().is_none_or(|list| !list.is_empty()));
     let declared = shown.as_ref().map(Declared::new).transpose()?;
     let choice = choice(body, declared.as_ref())?;
-    let (Some(tools), false) = (&shown, matches!(choice, Choice::None)) else { return Ok(Tools::default()) };
+    let (Some(shown), Some(declared)) = (shown, declared) else { return Ok(None) };
+    if matches!(choice, Choice::None) {
+        return Ok(None);
+    }
     if !model.takes_tools() {
         let problem =
             format!("cannot be given to the model `{}`: its chat template has no place for them", model.id);
         return Err(ApiError::unsupported("tools", problem));
     }
-    let several = body.bool("parallel_tool_calls")?.unwrap_or(true);
-    let calls = match &choice {
-        Choice::Auto | Choice::None => None,
-        Choice::Required => Some(grammar::calls(tools, None, several, model)),
-        Choice::Named(name) => Some(grammar::calls(tools, Some(name), several, model)),
-    };
-    Ok(Tools { shown, declared, calls })
+    Ok(Some(Tools { shown, declared: declared.spelled(model.dialect()), choice }))
 }
 
 fn choice(body: &Body, declared: Option<&Declared>) -> Result<Choice, ApiError> {

@@ -4,6 +4,7 @@ use basert_text::DecodeStream;
 use serde_json::Value;
 
 use super::body::{Body, wrong};
+use super::grammar::Allowed;
 use super::sampling::{Limits, Wishes};
 use super::{Asked, fields, grammar};
 use crate::core::{Job, Reading};
@@ -27,8 +28,8 @@ pub(crate) fn read(body: Body, model: &Model, vocab: usize, limits: Limits) -> R
     wishes.max_tokens = wishes.max_tokens.or(Some(16));
     let echo = body.bool("echo")?.unwrap_or(false);
     let prompts = prompts(&body, model, vocab)?;
-    let asked = grammar::read(&body)?;
-    let holder = asked.map(|asked| grammar::Holder::new(&asked, model, vocab, false)).transpose()?;
+    let allowed = grammar::read(&body)?.map_or(Allowed::Any, Allowed::Text);
+    let holder = grammar::Holder::new(&allowed, None, model, vocab, false)?;
     let mut jobs = Vec::with_capacity(prompts.len() * wishes.n);
     for (index, prompt) in prompts.iter().enumerate() {
         let text = echo.then(|| prompt.text(model));
@@ -44,8 +45,7 @@ pub(crate) fn read(body: Body, model: &Model, vocab: usize, limits: Limits) -> R
                 scored: wishes.logprobs.is_some(),
             };
             let request = wishes.request(&prompt.ids, answer, limits)?;
-            let constraint = holder.as_ref().map(grammar::Holder::constraint);
-            let wants = Wants { constraint, prompt: wishes.logprobs.filter(|_| echo) };
+            let wants = Wants { constraint: holder.constraint(), prompt: wishes.logprobs.filter(|_| echo) };
             jobs.push(Job { request, wants, reading, prompt: index });
         }
     }

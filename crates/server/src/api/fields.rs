@@ -88,6 +88,13 @@ pub const FIELDS: &[Field] = &[
         "\"none\"",
         "`none` switches thinking off; others are the template's business",
     ),
+    field(
+        "thinking_token_budget",
+        (H, U),
+        "100",
+        "extension; most tokens of thinking, which is then closed; also in `chat_template_kwargs`",
+    ),
+    field("thinking_budget", (H, U), "100", "extension; the same"),
     field("enable_thinking", (H, U), "false", "extension; as in `chat_template_kwargs`"),
     field(
         "chat_template_kwargs",

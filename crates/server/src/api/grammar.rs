@@ -1,9 +1,10 @@
 //! The fields that hold an answer to a grammar.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::body::{Body, wrong};
-use crate::core::{Constraint, Grammar, Vocabulary, any_object};
+use super::calls::Calls;
+use crate::core::{Budget, Constraint, Grammar, Vocabulary, any_object};
 use crate::error::ApiError;
 use crate::model::Model;
 
@@ -49,27 +50,72 @@ pub(crate) fn read(body: &Body) -> Result<Option<Asked>, ApiError> {
     Ok(found)
 }
 
-/// What holds one answer to a compiled grammar.
+/// What an answer may be.
+#[derive(Debug)]
+pub(crate) enum Allowed {
+    /// Anything.
+    Any,
+    /// A text that obeys a grammar.
+    Text(Asked),
+    /// Calls.
+    Calls(Calls),
+    /// Calls, or a text that obeys a grammar.
+    Either(Calls, Asked),
+}
+
+impl Allowed {
+    /// Compiles it; nothing if there is nothing to hold an answer to.
+    fn compile(
+        &self,
+        model: &Model,
+        vocabulary: &Vocabulary<'_>,
+    ) -> Result<Option<llguidance::Matcher>, ApiError> {
+        let compile = |grammar: &Grammar, field| model.grammars.compile(grammar, field, vocabulary);
+        match self {
+            Allowed::Any => Ok(None),
+            Allowed::Text(Asked { grammar, field }) => compile(grammar, field).map(Some),
+            Allowed::Calls(calls) => compile(&calls.alone(), "tools").map(Some),
+            Allowed::Either(calls, Asked { grammar, field }) => {
+                compile(&calls.or(grammar), "tools").map(Some).map_err(|error| {
+                    // Whose fault it is.
+                    compile(grammar, field).err().unwrap_or(error)
+                })
+            }
+        }
+    }
+}
+
+/// What holds the answers of one request.
 pub(crate) struct Holder<'a> {
-    matcher: llguidance::Matcher,
+    matcher: Option<llguidance::Matcher>,
+    budget: Option<Budget>,
     model: &'a Model,
     thinks: bool,
 }
 
 impl<'a> Holder<'a> {
-    /// Compiles a grammar. `thinks` says that the prompt has opened a thinking part.
+    /// Compiles what is allowed. `thinks` says that the prompt has opened a thinking part, `budget` how many tokens it may have.
     ///
     /// # Errors
     /// Names the field.
-    pub fn new(asked: &Asked, model: &'a Model, vocab: usize, thinks: bool) -> Result<Holder<'a>, ApiError> {
+    pub fn new(
+        allowed: &Allowed,
+        budget: Option<usize>,
+        model: &'a Model,
+        vocab: usize,
+        thinks: bool,
+    ) -> Result<Holder<'a>, ApiError> {
         let vocabulary = Vocabulary { tokenizer: &model.tokenizer, size: vocab, eos: &model.eos };
-        let matcher = model.grammars.compile(&asked.grammar, asked.field, &vocabulary)?;
-        Ok(Holder { matcher, model, thinks })
+        let matcher = allowed.compile(model, &vocabulary)?;
+        let budget = budget.map(|tokens| Budget::new(tokens, &model.tokenizer)).transpose()?;
+        Ok(Holder { matcher, budget, model, thinks })
     }
 
-    /// A constraint for one answer.
-    pub fn constraint(&self) -> Constraint {
-        Constraint::new(&self.matcher, &self.model.tokenizer, self.thinks)
+    /// A constraint for one answer, if it needs one.
+    pub fn constraint(&self) -> Option<Constraint> {
+        let Holder { matcher, budget, model, thinks } = self;
+        let is_held = matcher.is_some() || budget.is_some();
+        is_held.then(|| Constraint::new(matcher.as_ref(), budget.clone(), &model.tokenizer, *thinks))
     }
 }
 
@@ -115,103 +161,4 @@ pub(crate) fn alternatives(values: &[Value]) -> String {
 fn quoted(value: &Value) -> String {
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     Value::String(text).to_string()
-}
-
-/// How a model spells calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Dialect {
-    /// Qwen's XML.
-    Xml,
-    /// Hermes' JSON.
-    Json,
-}
-
-/// The grammar of an answer that consists of calls: of all `tools`, or of `only` one of them; several if `several`.
-pub(crate) fn calls(tools: &Value, only: Option<&str>, several: bool, model: &Model) -> Asked {
-    let source = model.template_source.as_deref().unwrap_or_default();
-    let dialect = if source.contains("<function=") { Dialect::Xml } else { Dialect::Json };
-    let tag = |name: &str| {
-        let special = model.tokenizer.token_to_id(name).is_some_and(|id| model.tokenizer.is_special(id));
-        if special { name.to_owned() } else { Value::from(name).to_string() }
-    };
-    let functions = tools.as_array().into_iter().flatten().map(|tool| tool.get("function").unwrap_or(tool));
-    let functions = functions.filter(|f| only.is_none_or(|name| f["name"] == name));
-    let (mut names, mut rules) = (Vec::new(), String::new());
-    for (index, function) in functions.enumerate() {
-        names.push(format!("f{index}"));
-        rules += &match dialect {
-            Dialect::Json => json_function(index, function),
-            Dialect::Xml => xml_function(index, function),
-        };
-    }
-    let call = format!("{} \"\\n\" one \"\\n\" {}", tag("<tool_call>"), tag("</tool_call>"));
-    let more = if several && only.is_none() { " (\"\\n\" call)*" } else { "" };
-    let lark = format!("start: \"\\n\\n\"? call{more}\ncall: {call}\none: {}\n{rules}", names.join(" | "));
-    Asked { grammar: Grammar::Lark(lark), field: "tools" }
-}
-
-fn json_function(index: usize, function: &Value) -> String {
-    let head = Value::from(format!("{{\"name\": {}, \"arguments\": ", function["name"]));
-    format!("f{index}: {head} a{index} \"}}\"\na{index}: %json {}\n", parameters(function))
-}
-
-fn xml_function(index: usize, function: &Value) -> String {
-    let parameters = parameters(function);
-    let name = function["name"].as_str().unwrap_or_default();
-    let head = Value::from(format!("<function={name}>\n"));
-    let mut rule = format!("f{index}: {head}");
-    let mut values = String::new();
-    let required = parameters["required"].as_array().cloned().unwrap_or_default();
-    let properties = parameters["properties"].as_object().cloned().unwrap_or_default();
-    for (place, (key, schema)) in properties.iter().enumerate() {
-        let part = format!("p{index}_{place}");
-        let optional = if required.iter().any(|name| name == key) { "" } else { "?" };
-        rule += &format!(" {part}{optional}");
-        let open = Value::from(format!("<parameter={key}>\n"));
-        values += &format!("{part}: {open} v{index}_{place}\n");
-        values += &xml_value(&format!("{index}_{place}"), schema, &parameters);
-    }
-    format!("{rule} \"</function>\"\n{values}")
-}
-
-/// A value may be any text if it may be a string; the schema decides about all others.
-fn xml_value(place: &str, schema: &Value, parameters: &Value) -> String {
-    let end = r#""\n</parameter>\n""#;
-    let schema = resolved(schema, parameters);
-    if let Some(choices) = schema["enum"].as_array().filter(|choices| !choices.is_empty()) {
-        return format!("v{place}: ({}) {end}\n", alternatives(choices));
-    }
-    let is_string = |name: &Value| name == "string";
-    let types = &schema["type"];
-    let never_string = match types {
-        Value::String(_) => !is_string(types),
-        Value::Array(names) => !names.iter().any(is_string),
-        _ => false,
-    };
-    if !never_string {
-        return format!("v{place}[suffix={end}]: /(?s:.*)/\n");
-    }
-    let mut schema = schema.clone();
-    for definitions in ["$defs", "definitions"] {
-        if let (Value::Object(schema), Some(found)) = (&mut schema, parameters.get(definitions)) {
-            schema.entry(definitions).or_insert_with(|| found.clone());
-        }
-    }
-    format!("v{place}: j{place} {end}\nj{place}: %json {schema}\n")
-}
-
-/// What a schema refers to.
-fn resolved<'a>(schema: &'a Value, parameters: &'a Value) -> &'a Value {
-    let pointer = schema["$ref"].as_str().and_then(|reference| reference.strip_prefix('#'));
-    pointer.and_then(|pointer| parameters.pointer(pointer)).unwrap_or(schema)
-}
-
-fn parameters(function: &Value) -> Value {
-    let none = || {
-        let mut none = Map::new();
-        none.insert("type".to_owned(), "object".into());
-        none.insert("additionalProperties".to_owned(), false.into());
-        Value::Object(none)
-    };
-    function.get("parameters").filter(|parameters| !parameters.is_null()).cloned().unwrap_or_else(none)
 }

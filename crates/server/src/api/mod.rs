@@ -1,11 +1,13 @@
 //! OpenAI's dialect: requests to jobs for the core, and events back to chunks and whole responses.
 
 pub(crate) mod body;
+mod calls;
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub mod fields;
 mod grammar;
 mod messages;
+pub mod openapi;
 pub(crate) mod sampling;
 mod write_chat;
 mod write_completions;

@@ -68,7 +68,7 @@ impl Wishes {
     /// # Errors
     /// `context_length_exceeded` if the prompt leaves no room.
     pub fn request(&self, prompt: &[u32], answer: usize, limits: Limits) -> Result<Request, ApiError> {
-        let Limits { context, max_tokens } = limits;
+        let Limits { context, max_tokens, .. } = limits;
         if prompt.is_empty() {
             return Err(ApiError::field(
                 "prompt",
@@ -104,6 +104,8 @@ impl Wishes {
 pub(crate) struct Limits {
     pub context: usize,
     pub max_tokens: Option<usize>,
+    /// Most tokens of thinking of requests that do not say.
+    pub thinking_budget: Option<usize>,
 }
 
 fn sampling(body: &Body, model: &Model, vocab: usize) -> Result<SamplingParams, ApiError> {

@@ -1,6 +1,6 @@
 //! Tool calls in an answer.
 
-use basert_text::tools::{BadCall, Declared, Piece, ToolCall, ToolParser};
+use basert_text::tools::{BadCall, Declared, Dialect, Piece, ToolCall, ToolParser};
 use serde_json::json;
 
 use super::Part;
@@ -78,7 +78,9 @@ impl Calls {
                 let index = self.opened;
                 self.opened += 1;
                 self.open = true;
-                Some(Part::CallOpened { index, id: random::name("call_"), name })
+                let is_mistral = self.declared.dialect() == Dialect::Mistral;
+                let id = if is_mistral { random::nine_digits() } else { random::name("call_") };
+                Some(Part::CallOpened { index, id, name })
             }
             Piece::Arguments(text) => {
                 Some(Part::CallArguments { index: self.opened.saturating_sub(1), text })
@@ -101,7 +103,8 @@ impl Calls {
         self.warnings
             .push(format!("the model called `{}`, which is not declared; the call is text", call.name));
         let json = json!({"name": call.name, "arguments": call.arguments});
-        Part::Content(format!("<tool_call>\n{json}\n</tool_call>"))
+        let (open, close) = (self.declared.dialect().open(), self.declared.dialect().close());
+        Part::Content(format!("{open}\n{json}\n{close}"))
     }
 
     fn bad(&mut self, call: BadCall, was_open: bool) -> Option<Part> {

@@ -1,9 +1,9 @@
-//! Answers that follow a grammar: tokens that would break it are ruled out before they are drawn.
+//! Grammars that answers can be held to, compiled for a model's tokens.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use basert_text::{DecodeStream, ThinkSplitter, Tokenizer};
+use basert_text::Tokenizer;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
@@ -20,6 +20,34 @@ pub(crate) enum Grammar {
     Regex(String),
     /// A text of this grammar, in Lark's form.
     Lark(String),
+}
+
+impl Grammar {
+    /// The grammar as a part of a rule in Lark's form.
+    pub fn as_part(&self) -> String {
+        match self {
+            Grammar::Json(Value::Bool(true)) => "%json {}".to_owned(),
+            Grammar::Json(schema) => format!("%json {schema}"),
+            Grammar::Regex(regex) => format!("/{}/", between_slashes(regex)),
+            Grammar::Lark(lark) => format!("%lark {{\n{lark}\n}}"),
+        }
+    }
+}
+
+/// A regular expression as it stands between slashes on one line.
+fn between_slashes(regex: &str) -> String {
+    let mut escaped = false;
+    let mut out = String::with_capacity(regex.len());
+    for c in regex.chars() {
+        match c {
+            '/' if !escaped => out.push_str("\\/"),
+            '\n' if !escaped => out.push_str("\\n"),
+            '\n' => out.push('n'),
+            c => out.push(c),
+        }
+        escaped = c == '\\' && !escaped;
+    }
+    out
 }
 
 /// Compiles grammars for one model. What all of them share is made for the first one. Cheap to clone.
@@ -96,57 +124,20 @@ pub(crate) fn any_object() -> Grammar {
     Grammar::Json(json!({"type": "object"}))
 }
 
-/// Holds one answer to its grammar, which begins behind the thinking part.
-pub(crate) struct Constraint {
-    matcher: Matcher,
-    /// Watches for the end of the thinking part, until then.
-    thinking: Option<(DecodeStream, ThinkSplitter)>,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl fmt::Debug for Constraint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Constraint")
-    }
-}
-
-impl Constraint {
-    /// A constraint before the first token. `thinks` says that the prompt has opened a thinking part.
-    pub fn new(matcher: &Matcher, tokenizer: &Tokenizer, thinks: bool) -> Constraint {
-        let watch = || (DecodeStream::answering(tokenizer), ThinkSplitter::new(true));
-        Constraint { matcher: matcher.deep_clone(), thinking: thinks.then(watch) }
-    }
-
-    /// Rules out the tokens that must not come next.
-    ///
-    /// # Errors
-    /// If the grammar is too large to follow any further.
-    pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), String> {
-        if self.thinking.is_some() {
-            return Ok(());
-        }
-        let mask = self.matcher.compute_mask_or_eos().map_err(|e| e.to_string())?;
-        for (id, logit) in logits.iter_mut().enumerate() {
-            if id >= mask.len() || !mask.get(id) {
-                *logit = f32::NEG_INFINITY;
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes the token that was drawn.
-    ///
-    /// # Errors
-    /// As [`mask`](Self::mask).
-    pub fn accept(&mut self, token: u32) -> Result<(), String> {
-        match &mut self.thinking {
-            None => self.matcher.consume_token(token).map_err(|e| e.to_string()),
-            Some((decoder, splitter)) => {
-                splitter.push(&decoder.push(token));
-                if !splitter.is_thinking() {
-                    self.thinking = None;
-                }
-                Ok(())
-            }
+    #[test]
+    fn an_expression_fits_between_slashes() {
+        for (regex, want) in [
+            ("a/b", "a\\/b"),
+            ("a\\/b", "a\\/b"),
+            ("a\\\\/b", "a\\\\\\/b"),
+            ("a\nb", "a\\nb"),
+            ("[^\\\n]", "[^\\n]"),
+        ] {
+            assert_eq!(between_slashes(regex), want, "{regex:?}");
         }
     }
 }

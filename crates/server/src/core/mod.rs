@@ -4,6 +4,7 @@
 
 mod answer;
 mod calls;
+mod constraint;
 mod fold;
 mod grammar;
 mod run;
@@ -11,9 +12,10 @@ mod run;
 use basert_engine::Token;
 
 pub(crate) use answer::{Answer, Reading};
+pub(crate) use constraint::{Budget, Constraint};
 pub(crate) use fold::Folded;
 pub use grammar::Grammars;
-pub(crate) use grammar::{Constraint, Grammar, Vocabulary, any_object};
+pub(crate) use grammar::{Grammar, Vocabulary, any_object};
 pub(crate) use run::{Job, Run, Usage};
 
 /// A token with its log-probabilities.

@@ -7,14 +7,16 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use tokio::sync::OwnedSemaphorePermit;
 
-use super::guard::{Namespace, RequestId};
+use super::guard::{Key, RequestId};
 use super::sse::{Events, Gone, stream};
 use super::{body, ok};
 use crate::api::body::Body;
 use crate::api::sampling::Limits;
 use crate::api::{Asked, ChatWriter, CompletionsWriter, Writer};
 use crate::app::App;
+use crate::config::Config;
 use crate::core::{Event, Folded, Run};
 use crate::error::ApiError;
 use crate::model::Model;
@@ -23,11 +25,11 @@ use crate::model::Model;
 pub(crate) async fn chat(
     State(app): State<Arc<App>>,
     Extension(id): Extension<RequestId>,
-    Extension(namespace): Extension<Namespace>,
+    Extension(key): Extension<Key>,
     request: Request,
 ) -> Response {
     let write = |model, asked: &Asked| Box::new(ChatWriter::new(model, asked)) as Box<dyn Writer>;
-    answer(app, (id, namespace), request, crate::api::chat::read, write)
+    answer(app, (id, key), request, crate::api::chat::read, write)
         .await
         .unwrap_or_else(ApiError::into_response)
 }
@@ -36,11 +38,11 @@ pub(crate) async fn chat(
 pub(crate) async fn completions(
     State(app): State<Arc<App>>,
     Extension(id): Extension<RequestId>,
-    Extension(namespace): Extension<Namespace>,
+    Extension(key): Extension<Key>,
     request: Request,
 ) -> Response {
     let write = |model, asked: &Asked| Box::new(CompletionsWriter::new(model, asked)) as Box<dyn Writer>;
-    answer(app, (id, namespace), request, crate::api::completions::read, write)
+    answer(app, (id, key), request, crate::api::completions::read, write)
         .await
         .unwrap_or_else(ApiError::into_response)
 }
@@ -49,26 +51,29 @@ type Read = fn(Body, &Model, usize, Limits) -> Result<Asked, ApiError>;
 
 async fn answer(
     app: Arc<App>,
-    (RequestId(id), Namespace(namespace)): (RequestId, Namespace),
+    (RequestId(id), key): (RequestId, Key),
     request: Request,
     read: Read,
     write: fn(Arc<Model>, &Asked) -> Box<dyn Writer>,
 ) -> Result<Response, ApiError> {
+    let permit = app.enter(key.0)?;
     let fields = body::read(&app, request).await?;
     let hosted = app.model(fields.string("model")?)?;
     let facts = hosted.worker.facts();
-    let limits = Limits { context: facts.context, max_tokens: app.config.max_tokens };
+    let Config { max_tokens, thinking_budget, .. } = app.config;
+    let limits = Limits { context: facts.context, max_tokens, thinking_budget };
     let (model, vocab) = (Arc::clone(&hosted.model), facts.vocab);
     // Rendering and tokenizing a long conversation takes a while; others' answers go on meanwhile.
     let asked = tokio::task::block_in_place(|| read(fields, &model, vocab, limits))?;
     app.admit(&hosted.worker, asked.jobs.len())?;
     let writer = write(model, &asked);
     let Asked { mut jobs, wishes, .. } = asked;
+    let namespace = key.namespace(&app);
     jobs.iter_mut().for_each(|job| job.request.reuse.namespace.clone_from(&namespace));
     let answers = jobs.len();
     let run = Run::start(&hosted.worker, jobs, app.config.request_timeout)?;
     let (start, outcome) = (Instant::now(), "cancelled");
-    let teller = Teller { app, id, run, writer, start, reasons: Vec::new(), outcome };
+    let teller = Teller { app, id, run, writer, start, reasons: Vec::new(), outcome, _permit: permit };
     if wishes.stream {
         let (events, response) = stream();
         tokio::spawn(teller.stream(events, wishes.include_usage));
@@ -89,6 +94,8 @@ struct Teller {
     reasons: Vec<&'static str>,
     /// How it ended.
     outcome: &'static str,
+    /// Of a key that may have so many requests at a time.
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Teller {

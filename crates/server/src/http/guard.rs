@@ -13,7 +13,9 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use super::cors;
 use crate::app::App;
+use crate::config::ApiKey;
 use crate::error::ApiError;
 use crate::page::FILES;
 use crate::random;
@@ -26,29 +28,53 @@ pub(crate) struct Peer(pub SocketAddr);
 #[derive(Debug, Clone)]
 pub(crate) struct RequestId(pub String);
 
-/// What a client's prompts are kept under: a client never learns from response times what another one has asked.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Namespace(pub String);
+/// The key that a request has brought, by its place among all.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Key(pub Option<usize>);
 
-/// Whether a path needs no key: the page, which then asks for it, and what load balancers look at.
+impl Key {
+    /// What a client's prompts are kept under: a client never learns from response times what another one has asked.
+    /// It names a key without being it, and the same way after a restart, whatever other keys there are.
+    pub fn namespace(self, app: &App) -> String {
+        let key = self.0.and_then(|index| app.config.api_keys.get(index));
+        let digest = key.map(|key| Sha256::digest(key.key.as_bytes()));
+        digest.iter().flatten().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// What the log calls it.
+    fn name(self, app: &App) -> Option<String> {
+        let name = |index: usize| app.config.api_keys.get(index).and_then(|key| key.name.clone());
+        self.0.map(|index| name(index).unwrap_or_else(|| format!("key {}", index + 1)))
+    }
+}
+
+/// Whether a path needs no key: the page, which then asks for it, what load balancers look at, and the document for clients.
 fn is_open(path: &str) -> bool {
-    ["/health", "/ready"].contains(&path) || FILES.iter().any(|file| file.path == path)
+    ["/health", "/ready", "/openapi.json"].contains(&path) || FILES.iter().any(|file| file.path == path)
 }
 
 /// Lets a request pass, or turns it away before anything of it is read.
 pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let start = Instant::now();
-    let id = name(request.headers());
+    let id = request_id(request.headers());
     let method = request.method().clone();
     let path = request.extensions().get::<MatchedPath>().map_or("(none)", MatchedPath::as_str).to_owned();
     request.extensions_mut().insert(RequestId(id.clone()));
-    let mut response = match check(&app, &request) {
-        Ok(namespace) => {
-            request.extensions_mut().insert(namespace);
+    let key = identify(&app, &request);
+    let name = key.as_ref().ok().and_then(|key| key.name(&app));
+    let checked = key.and_then(|key| limit(&app, &request, key).map(|()| key));
+    let origin = cors::allowed(&app, request.headers());
+    let mut response = match checked {
+        Ok(_) if cors::is_preflight(&request, origin.as_ref()) => cors::preflight(request.headers()),
+        Ok(key) => {
+            request.extensions_mut().insert(key);
             next.run(request).await
         }
         Err(error) => error.into_response(),
     };
+    if let Some(origin) = origin {
+        cors::allow(response.headers_mut(), origin);
+    }
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert("x-request-id", id);
     }
@@ -56,42 +82,47 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     let status = response.status().as_u16();
     app.metrics.responded(&path, status);
     let ms = start.elapsed().as_millis();
-    let line = json!({"id": id, "method": method.as_str(), "path": path, "status": status, "ms": ms as u64});
+    let mut line =
+        json!({"id": id, "method": method.as_str(), "path": path, "status": status, "ms": ms as u64});
+    if let Some(name) = name {
+        line["key"] = name.into();
+    }
     app.log.write("request", line);
     response
 }
 
 /// The client's own name for a request, if it is a decent one.
-fn name(headers: &HeaderMap) -> String {
+fn request_id(headers: &HeaderMap) -> String {
     let theirs = headers.get("x-request-id").and_then(|id| id.to_str().ok());
     let decent = |id: &&str| !id.is_empty() && id.len() <= 128 && id.bytes().all(|b| b.is_ascii_graphic());
     theirs.filter(decent).map_or_else(|| random::name("req_"), str::to_owned)
 }
 
-fn check(app: &App, request: &Request) -> Result<Namespace, ApiError> {
-    from_here(app, request.headers(), request.uri())?;
-    if is_open(request.uri().path()) {
-        return Ok(Namespace::default());
+/// Whose request it is, if it may speak at all.
+fn identify(app: &App, request: &Request) -> Result<Key, ApiError> {
+    let headers = request.headers();
+    from_here(app, headers, request.uri())?;
+    // Browsers send no key with a preflight.
+    let origin = cors::allowed(app, headers);
+    if is_open(request.uri().path()) || cors::is_preflight(request, origin.as_ref()) {
+        return Ok(Key::default());
     }
-    let key = key(&app.config.api_keys, request.headers())?;
-    if request.method() == Method::POST
-        && let Some(rate) = &app.rate
-    {
-        let peer = request.extensions().get::<Peer>().map(|peer| peer.0.ip().to_string());
-        let client = key.map_or(peer.unwrap_or_default(), |index| format!("key {index}"));
-        rate.take(&client, Instant::now())?;
-    }
-    Ok(key.map_or_else(Namespace::default, |index| Namespace(of_key(&app.config.api_keys[index]))))
+    key(&app.config.api_keys, headers).map(Key)
 }
 
-/// Names a key without being it, and the same way after a restart, whatever other keys there are.
-fn of_key(key: &str) -> String {
-    let digest = Sha256::digest(key.as_bytes());
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+/// Counts a request that has work in it.
+fn limit(app: &App, request: &Request, Key(key): Key) -> Result<(), ApiError> {
+    let own = key.and_then(|index| app.config.api_keys.get(index)?.rate_limit);
+    let Some(per_minute) = own.or(app.config.rate_limit).filter(|_| request.method() == Method::POST) else {
+        return Ok(());
+    };
+    let peer = request.extensions().get::<Peer>().map(|peer| peer.0.ip().to_string());
+    let client = key.map_or(peer.unwrap_or_default(), |index| format!("key {index}"));
+    app.rate.take(&client, per_minute, Instant::now())
 }
 
 /// Which key a request brings; `None` where none is needed.
-fn key(keys: &[String], headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
+fn key(keys: &[ApiKey], headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
     if keys.is_empty() {
         return Ok(None);
     }
@@ -103,7 +134,7 @@ fn key(keys: &[String], headers: &HeaderMap) -> Result<Option<usize>, ApiError> 
     // All keys are compared, whichever fits, so that the time tells nothing.
     let mut fitting = None;
     for (index, key) in keys.iter().enumerate() {
-        if bool::from(key.as_bytes().ct_eq(found)) {
+        if bool::from(key.key.as_bytes().ct_eq(found)) {
             fitting = Some(index);
         }
     }
@@ -123,10 +154,11 @@ fn from_here(app: &App, headers: &HeaderMap, uri: &Uri) -> Result<(), ApiError> 
     }
     let Some(origin) = text(header::ORIGIN) else { return Ok(()) };
     let authority = origin.split_once("://").map_or("?", |(_, authority)| authority);
-    if authority == host || is_local(authority) || is_allowed(app, authority) {
+    let is_friend = cors::allowed(app, headers).is_some();
+    if authority == host || is_local(authority) || is_allowed(app, authority) || is_friend {
         return Ok(());
     }
-    Err(ApiError::forbidden("requests of other sites' pages are not taken; --allowed-host allows a site"))
+    Err(ApiError::forbidden("requests of other sites' pages are not taken; --cors-origin allows a site"))
 }
 
 /// Whether a `host:port` is an address, the machine itself, or a name that was allowed.

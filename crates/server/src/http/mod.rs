@@ -1,6 +1,7 @@
 //! HTTP: who may speak, which path leads where, and what goes over the wire.
 
 pub(crate) mod body;
+mod cors;
 mod generate;
 mod guard;
 mod info;
@@ -19,6 +20,7 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use serde_json::Value;
 
+use crate::api::openapi;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::page::{CONTENT_SECURITY_POLICY, FILES, File};
@@ -47,6 +49,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(info::metrics))
         .route("/props", get(info::props))
         .route("/slots", get(info::slots))
+        .route("/openapi.json", get(|| async { ok(&openapi::document()) }))
         .fallback(nowhere)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(Arc::clone(&app), guard::guard))

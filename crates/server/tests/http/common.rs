@@ -92,6 +92,11 @@ pub struct Server {
 impl Server {
     /// A server for the toy model.
     pub fn toy(slots: usize, context: usize, config: Config) -> Server {
+        Server::toy_as(model(), slots, context, config)
+    }
+
+    /// A server for the toy model with another text side.
+    pub fn toy_as(model: Model, slots: usize, context: usize, config: Config) -> Server {
         let load = move || {
             let engine = engine(slots, context);
             let facts = Facts {
@@ -103,7 +108,7 @@ impl Server {
             let limits = Limits { prefill_tokens: 32 };
             Ok(Loaded { backend: Box::new(Scheduler::new(engine, limits)) as Box<dyn Backend>, facts })
         };
-        Server::start(Box::new(load), config)
+        Server::start(model, Box::new(load), config)
     }
 
     /// A server whose answers are what `script` says at the time of the request.
@@ -114,15 +119,15 @@ impl Server {
             let facts = Facts { context: 4096, slots: 4, vocab: 512, engine: Value::Null };
             Ok(Loaded { backend: Box::new(backend) as Box<dyn Backend>, facts })
         };
-        Server::start(Box::new(load), config)
+        Server::start(model(), Box::new(load), config)
     }
 
-    fn start(load: basert_server::Loader, config: Config) -> Server {
+    fn start(model: Model, load: basert_server::Loader, config: Config) -> Server {
         let metrics = Arc::new(Metrics::default());
         let worker = Worker::start(load, config.idle_timeout, Arc::clone(&metrics)).unwrap();
         let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join("server-tests.log");
         let config = Config { log_file: Some(config.log_file.unwrap_or(log)), ..config };
-        let hosted = vec![Hosted { model: Arc::new(model()), worker }];
+        let hosted = vec![Hosted { model: Arc::new(model), worker }];
         let app = Arc::new(App::new(config, hosted, metrics).unwrap());
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -370,11 +375,13 @@ impl Said {
     fn go_on(&mut self) -> bool {
         let (ids, finish) = &self.script;
         let total = self.request.prompt.len();
-        let news = if self.at == 0 {
-            News::Prefilled { done: total, cached: 0, total }
-        } else if self.at > self.request.params.max_tokens {
+        // The prompt takes two steps.
+        let said = self.at.saturating_sub(2);
+        let news = if self.at < 2 {
+            News::Prefilled { done: if self.at == 0 { total / 2 } else { total }, cached: 0, total }
+        } else if said >= self.request.params.max_tokens {
             News::Finished(Finish::Length)
-        } else if let Some(&id) = ids.get(self.at - 1) {
+        } else if let Some(&id) = ids.get(said) {
             let score = |id: u32| -((id % 7) as f32) - 0.5;
             let count = self.request.logprobs;
             let top = (0..count.unwrap_or(0) as u32).map(|other| (other, score(other))).collect();

@@ -3,6 +3,7 @@
 use basert_engine::Finish;
 use basert_server::Config;
 use basert_server::api::fields::{Endpoint, FIELDS, Handling, markdown};
+use basert_server::api::openapi;
 use serde_json::{Value, json};
 
 use crate::common::{Script, Server};
@@ -81,4 +82,46 @@ fn the_table_in_the_documentation_is_this_one() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/api.md");
     let text = std::fs::read_to_string(path).unwrap();
     assert!(text.contains(&markdown()), "put this table into docs/api.md:\n{}", markdown());
+}
+
+/// `BASERT_WRITE_DOCS=1` writes the document instead.
+#[test]
+fn the_openapi_document_is_this_one_and_its_paths_are_there() {
+    let server = Server::scripted(&Script::new(), Config::default());
+    let served = server.get("/openapi.json").json();
+    assert_eq!(served, openapi::document());
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json");
+    let text = serde_json::to_string_pretty(&served).unwrap() + "\n";
+    if std::env::var_os("BASERT_WRITE_DOCS").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    let known = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        known == text,
+        "docs/openapi.json is out of date: BASERT_WRITE_DOCS=1 cargo test --workspace --test http openapi"
+    );
+    for (path, methods) in served["paths"].as_object().unwrap() {
+        let path = path.replace("{id}", "toy");
+        let reply = match methods.get("post") {
+            Some(_) => server.post(&path, &json!({})),
+            None => server.get(&path),
+        };
+        assert!(reply.status == 200 || reply.status == 400, "{path}: {}", reply.status);
+    }
+}
+
+#[test]
+fn the_paths_of_the_documentation_are_those_of_the_openapi_document() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/api.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let rows = text.lines().filter(|line| line.starts_with("| `POST /") || line.starts_with("| `GET /"));
+    let rows: String = rows.collect();
+    let mut known: Vec<String> =
+        rows.split('`').filter_map(|word| word.find('/').map(|at| word[at..].to_owned())).collect();
+    known.retain(|word| word.starts_with('/') && !word.contains(' '));
+    known.sort();
+    let document = openapi::document();
+    let mut paths: Vec<&String> = document["paths"].as_object().unwrap().keys().collect();
+    paths.sort();
+    assert_eq!(known.iter().collect::<Vec<_>>(), paths);
 }

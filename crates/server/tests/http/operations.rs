@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use basert_engine::Finish;
-use basert_server::Config;
+use basert_server::{ApiKey, Config};
 use serde_json::{Value, json};
 
 use crate::common::{Reply, Script, Server, wait_until};
@@ -87,6 +87,79 @@ fn more_requests_than_allowed_are_told_when_to_try_again() {
 }
 
 #[test]
+fn keys_have_limits_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let script = Script::new();
+    script.say(&["ok"], Finish::Stop);
+    let slow = ApiKey { name: Some("slow".to_owned()), rate_limit: Some(1), ..ApiKey::from("a") };
+    let narrow = ApiKey { requests: Some(1), rate_limit: Some(100), ..ApiKey::from("b") };
+    let api_keys = vec![slow, narrow, ApiKey::from("c")];
+    let config = Config { api_keys, rate_limit: Some(2), log_file: Some(log.clone()), ..Config::default() };
+    let server = Server::scripted(&script, config);
+    let ask = |key: &str| server.post_with(CHAT, hi().to_string().as_bytes(), &[("x-api-key", key)]);
+    assert_eq!([ask("a").status, ask("a").status], [200, 429]);
+    assert_eq!([ask("c").status, ask("c").status, ask("c").status], [200, 200, 429], "the limit of all keys");
+    assert_eq!([(); 4].map(|()| ask("b").status), [200; 4]);
+    // One at a time, streamed or not.
+    script.steps.store(0, Ordering::SeqCst);
+    let mut request = hi();
+    request["stream"] = true.into();
+    let body = request.to_string();
+    let length = body.len().to_string();
+    let mut running = server.connect();
+    let head = server.head("POST", CHAT, &[("Content-Length", &length), ("x-api-key", "b")]);
+    running.write_all(format!("{head}{body}").as_bytes()).unwrap();
+    read_until(&mut running, "\"role\":\"assistant\"");
+    let reply = ask("b");
+    assert_eq!((reply.error().0, reply.header("retry-after")), (429, Some("1")));
+    drop(running);
+    script.steps.store(usize::MAX, Ordering::SeqCst);
+    wait_until("the request has ended", || ask("b").status == 200);
+    let log = std::fs::read_to_string(&log).unwrap();
+    let names = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["key"].clone());
+    let names: Vec<Value> = names.filter(|name| !name.is_null()).take(3).collect();
+    assert_eq!(names, ["slow", "slow", "key 3"]);
+}
+
+#[test]
+fn pages_of_a_site_may_read_answers_if_the_server_was_told_so() {
+    let script = Script::new();
+    script.say(&["ok"], Finish::Stop);
+    let cors_origins = vec!["https://chat.example:8443".to_owned()];
+    let config = Config { cors_origins, api_keys: vec!["k".into()], ..Config::default() };
+    let server = Server::scripted(&script, config);
+    let ours = ("Origin", "https://chat.example:8443");
+    let asks = ("Access-Control-Request-Method", "POST");
+    let preflight = |headers: &[(&str, &str)]| server.send(&server.head("OPTIONS", CHAT, headers), b"");
+    let reply = preflight(&[ours, asks, ("Access-Control-Request-Headers", "authorization,content-type")]);
+    assert_eq!(reply.status, 204, "{}", reply.text());
+    assert_eq!(reply.header("access-control-allow-origin"), Some("https://chat.example:8443"));
+    assert_eq!(reply.header("access-control-allow-headers"), Some("authorization,content-type"));
+    assert!(reply.header("access-control-allow-methods").unwrap().contains("POST"));
+    // A refusal can be read too, an answer needs the key all the same.
+    let ask = |headers: &[(&str, &str)]| server.post_with(CHAT, hi().to_string().as_bytes(), headers);
+    for (headers, status) in [(&[ours][..], 401), (&[ours, ("x-api-key", "k")], 200)] {
+        let reply = ask(headers);
+        assert_eq!((reply.status, reply.header("access-control-allow-origin")), (status, Some(ours.1)));
+        assert_eq!(reply.header("vary"), Some("Origin"));
+    }
+    for other in ["https://chat.example", "http://chat.example:8443", "https://evil.example", "null"] {
+        let reply = ask(&[("Origin", other), ("x-api-key", "k")]);
+        assert_eq!((reply.status, reply.header("access-control-allow-origin")), (403, None), "{other}");
+        assert_eq!(preflight(&[("Origin", other), asks]).status, 403, "{other}");
+    }
+    let anyone = Config { cors_origins: vec!["*".to_owned()], ..Config::default() };
+    let server = Server::scripted(&script, anyone);
+    let reply = server.post_with(CHAT, hi().to_string().as_bytes(), &[("Origin", "https://evil.example")]);
+    assert_eq!(reply.header("access-control-allow-origin"), Some("https://evil.example"));
+    // Without the option there is no such header.
+    let server = Server::scripted(&script, Config::default());
+    let reply = server.post_with(CHAT, hi().to_string().as_bytes(), &[("Origin", "http://localhost:3000")]);
+    assert_eq!((reply.status, reply.header("access-control-allow-origin")), (200, None));
+}
+
+#[test]
 fn a_full_queue_is_a_503_and_nothing_is_lost() {
     let script = Script::new();
     script.say(&["ok"], Finish::Stop);
@@ -120,6 +193,13 @@ fn a_long_prefill_has_signs_of_life() {
     read_until(&mut stream, "\"role\":\"assistant\"");
     read_until(&mut stream, ": alive\n\n");
     read_until(&mut stream, ": alive\n\n");
+    script.steps.store(1, Ordering::SeqCst);
+    let seen = read_until(&mut stream, ": prefill ");
+    assert!(!seen.contains("content"), "{seen}");
+    let progress = read_until(&mut stream, "\n\n");
+    let (done, total) = progress.trim().split_once('/').unwrap();
+    let (done, total): (usize, usize) = (done.parse().unwrap(), total.parse().unwrap());
+    assert!(done == total / 2 && done > 0, "{progress}");
     script.steps.store(usize::MAX, Ordering::SeqCst);
     read_until(&mut stream, "data: [DONE]");
 }

@@ -3,7 +3,7 @@
 use basert_server::Config;
 use serde_json::{Value, json};
 
-use crate::common::Server;
+use crate::common::{Server, model};
 use crate::scripted::folded;
 
 fn ask(server: &Server, seed: u32, extra: &Value) -> (Value, String) {
@@ -104,6 +104,151 @@ fn a_required_call_is_made_and_a_named_one_has_its_name() {
     }
 }
 
+/// The id of a text that is one token.
+fn token(server: &Server, text: &str) -> String {
+    let found = server.post("/tokenize", &json!({"content": text})).json();
+    let ids = found["tokens"].as_array().unwrap();
+    assert_eq!(ids.len(), 1, "{text:?} is one token: {found}");
+    ids[0].to_string()
+}
+
+#[test]
+fn with_tools_and_a_format_an_answer_is_calls_or_a_text_that_obeys() {
+    let server = Server::toy(4, 1024, Config::default());
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object",
+        "properties": {"a": {"type": "boolean"}}, "required": ["a"]}}}]);
+    let (open, seven) = (token(&server, "<tool_call>"), token(&server, "7"));
+    for format in [
+        json!({"guided_json": {"enum": ["one/two", 7]}}),
+        json!({"guided_regex": "one/two|7"}),
+        json!({"guided_choice": ["one/two", "7"]}),
+        json!({"guided_grammar": "start: word\nword: \"one/two\" | \"7\"\n"}),
+    ] {
+        for (liked, calls) in [(&open, true), (&seven, false)] {
+            let bias = json!({liked.as_str(): 100});
+            let mut extra = json!({"tools": tools, "parallel_tool_calls": false, "logit_bias": bias});
+            extra.as_object_mut().unwrap().extend(format.as_object().unwrap().clone());
+            let (message, finish) = ask(&server, 1, &extra);
+            if calls {
+                assert_eq!((finish.as_str(), &message["content"]), ("tool_calls", &Value::Null), "{message}");
+                let arguments = message["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
+                let arguments: Value = serde_json::from_str(arguments).unwrap();
+                assert!(arguments["a"].is_boolean(), "{message}");
+            } else {
+                assert_eq!(finish, "stop");
+                assert_eq!(message["content"], "7", "{format} {message}");
+            }
+        }
+        // Calls there must be, so that there is no text to have a format.
+        let mut extra = json!({"tools": tools, "parallel_tool_calls": false, "tool_choice": "required"});
+        extra.as_object_mut().unwrap().extend(format.as_object().unwrap().clone());
+        assert_eq!(ask(&server, 1, &extra).1, "tool_calls");
+    }
+}
+
+#[test]
+fn required_calls_are_made_in_every_dialect() {
+    let parameters = json!({"type": "object", "required": ["days"], "additionalProperties": false, "properties": {
+        "unit": {"enum": ["C", "F"]}, "days": {"type": "integer", "minimum": 0, "maximum": 9},
+        "at": {"type": "object", "required": ["on"], "additionalProperties": false, "properties": {
+            "on": {"type": "boolean"}, "hours": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 3}}}}}});
+    let mut with_text = parameters.clone();
+    with_text["properties"]["note"] = json!({"type": "string"});
+    let tools = |parameters: &Value| json!([{"type": "function", "function": {"name": "weather", "parameters": parameters}}, {"name": "now"}]);
+    let named = json!({"type": "function", "function": {"name": "weather"}});
+    for mark in [
+        "<function=",
+        "<|python_tag|>",
+        "[TOOL_CALLS]",
+        "[TOOL_CALLS]name[ARGS]",
+        "<start_function_call>",
+        "<|tool_call>",
+    ] {
+        let mut model = model();
+        model.template_source = Some(format!("tools {mark}"));
+        let server = Server::toy_as(model, 4, 1024, Config::default());
+        let (_, finish) = ask(
+            &server,
+            0,
+            &json!({"tools": tools(&with_text), "tool_choice": "required", "max_tokens": 30}),
+        );
+        assert_eq!(finish, "length", "{mark}");
+        let whole = |seed| {
+            let extra = json!({"tools": tools(&parameters), "tool_choice": named, "max_tokens": 300});
+            let (message, finish) = ask(&server, seed, &extra);
+            // Blanks and lists may go on for ever.
+            assert!(finish == "tool_calls" || finish == "length", "{mark} {message}");
+            (finish == "tool_calls").then_some(message)
+        };
+        let message = (0..12).find_map(whole).unwrap_or_else(|| panic!("{mark}: no call"));
+        assert_eq!(message["content"], Value::Null, "{mark} {message}");
+        let call = &message["tool_calls"][0];
+        assert_eq!(call["function"]["name"], "weather");
+        let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+        assert!(arguments["days"].as_u64().is_some_and(|days| days < 10), "{mark} {message}");
+        assert!(arguments["at"].is_null() || arguments["at"]["on"].is_boolean(), "{mark} {message}");
+        assert!(arguments["unit"].is_null() || arguments["unit"] == "C" || arguments["unit"] == "F");
+        let id = call["id"].as_str().unwrap();
+        assert_eq!(id.len() == 9, mark.starts_with("[TOOL"), "{mark} {id}");
+    }
+}
+
+/// The tokens of an answer, its message, and the number of those that were thinking.
+fn thoughts(server: &Server, extra: &Value) -> (Vec<String>, Value, u64) {
+    let mut request = json!({"seed": 1, "max_tokens": 40, "logprobs": true, "enable_thinking": true});
+    request.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    let mut found = server.chat(request.clone());
+    let thinking = &found["usage"]["completion_tokens_details"]["reasoning_tokens"];
+    let thinking = thinking.as_u64().unwrap_or_else(|| panic!("{found}"));
+    let mut choice = found["choices"][0].take();
+    let tokens = choice["logprobs"]["content"].as_array().unwrap().iter();
+    let tokens = tokens.map(|token| token["token"].as_str().unwrap().to_owned()).collect();
+    let (streamed, _) = folded(&server.chat_events(request));
+    assert_eq!(streamed, choice["message"]);
+    (tokens, choice["message"].take(), thinking)
+}
+
+#[test]
+fn thinking_that_has_had_its_tokens_is_closed_cleanly() {
+    let server = Server::toy(4, 512, Config { thinking_budget: Some(3), ..Config::default() });
+    // Left to itself it never ends.
+    let end = token(&server, "</think>");
+    let endless = json!({"ignore_eos": true, "logit_bias": {end: -100}});
+    for (field, budget) in [
+        (json!({}), 3),
+        (json!({"thinking_budget": 9}), 9),
+        (json!({"thinking_token_budget": 1}), 1),
+        (json!({"thinking_budget": 0}), 0),
+        (json!({"chat_template_kwargs": {"thinking_budget": 5}, "thinking_budget": 5}), 5),
+    ] {
+        let mut extra = endless.clone();
+        extra.as_object_mut().unwrap().extend(field.as_object().unwrap().clone());
+        let (tokens, message, thinking) = thoughts(&server, &extra);
+        let (before, after) = tokens.split_at(budget);
+        let closing = if before.concat().ends_with('\n') { "</think>\n\n" } else { "\n</think>\n\n" };
+        assert!(after.concat().starts_with(closing), "{tokens:?}");
+        assert!((thinking as usize) <= budget + 2, "{thinking} {tokens:?}");
+        assert!(!message["content"].as_str().unwrap().is_empty(), "{message}");
+        assert!(!message.to_string().contains("think>"), "{message}");
+    }
+    let extra = json!({"thinking_budget": 4, "guided_choice": ["yes"], "logit_bias": endless["logit_bias"]});
+    assert_eq!(thoughts(&server, &extra).1["content"], "yes");
+}
+
+#[test]
+fn thinking_is_not_closed_within_a_character_unless_that_never_ends() {
+    let server = Server::toy(4, 512, Config::default());
+    let found = server.post("/tokenize", &json!({"content": "€", "with_pieces": true})).json();
+    let half = &found["tokens"][0];
+    assert_eq!(half["piece"], "bytes:\\xe2");
+    let extra =
+        json!({"thinking_budget": 2, "ignore_eos": true, "logit_bias": {half["id"].to_string(): 100}});
+    let (tokens, _, thinking) = thoughts(&server, &extra);
+    assert!(tokens[..6].iter().all(|token| token == "bytes:\\xe2"), "{tokens:?}");
+    assert!(tokens[6..].concat().starts_with("\n</think>\n\n"), "{tokens:?}");
+    assert_eq!(thinking, 8);
+}
+
 #[test]
 fn what_cannot_be_followed_is_refused_before_anything_is_generated() {
     let server = Server::toy(2, 256, Config::default());
@@ -118,7 +263,10 @@ fn what_cannot_be_followed_is_refused_before_anything_is_generated() {
         (json!({"guided_grammar": "start: nowhere"}), "guided_grammar"),
         (json!({"guided_regex": "a", "guided_choice": ["a"]}), "guided_choice"),
         (json!({"guided_regex": "a", "ignore_eos": true}), "ignore_eos"),
-        (json!({"guided_regex": "a", "tools": tools}), "guided_regex"),
+        (json!({"guided_regex": "(", "tools": tools}), "guided_regex"),
+        (json!({"guided_json": {"type": "spaceship"}, "tools": tools}), "guided_json"),
+        (json!({"thinking_budget": -1}), "thinking_budget"),
+        (json!({"thinking_token_budget": 1, "thinking_budget": 2}), "thinking_budget"),
     ] {
         let mut request = json!({"messages": [{"role": "user", "content": "hi"}]});
         request.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());

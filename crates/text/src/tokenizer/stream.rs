@@ -2,6 +2,7 @@
 
 use super::Tokenizer;
 use crate::chat::ANSWER_TAGS;
+use crate::tools::CALL_TAGS;
 
 /// Turns ids into text as they arrive.
 ///
@@ -79,8 +80,14 @@ impl DecodeStream {
         self.pending.drain(..self.pending.len() - incomplete);
     }
 
+    /// Whether no character is waiting for its other bytes.
+    pub fn is_whole(&self) -> bool {
+        self.pending.is_empty()
+    }
+
     fn is_tag(&self, id: u32) -> bool {
-        self.tokenizer.id_to_token(id).is_some_and(|token| ANSWER_TAGS.contains(&token.as_str()))
+        let is_one = |token: String| ANSWER_TAGS.iter().chain(&CALL_TAGS).any(|tag| *tag == token);
+        self.tokenizer.id_to_token(id).is_some_and(is_one)
     }
 
     /// Ends the text: an incomplete character becomes one U+FFFD.

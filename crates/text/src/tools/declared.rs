@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
+use super::Dialect;
 use super::schema::{Schemas, Types};
 use crate::TextError;
 
@@ -11,6 +12,7 @@ use crate::TextError;
 #[derive(Debug, Clone, Default)]
 pub struct Declared {
     tools: Arc<[Tool]>,
+    dialect: Dialect,
 }
 
 /// A declared function.
@@ -43,7 +45,18 @@ impl Declared {
             }
             read.push(tool);
         }
-        Ok(Self { tools: read.into() })
+        Ok(Self { tools: read.into(), dialect: Dialect::default() })
+    }
+
+    /// The same tools, whose calls are spelled otherwise.
+    #[must_use]
+    pub fn spelled(self, dialect: Dialect) -> Self {
+        Self { dialect, ..self }
+    }
+
+    /// How calls are spelled; unless told otherwise as [`Dialect::Qwen`] has it.
+    pub fn dialect(&self) -> Dialect {
+        self.dialect
     }
 
     /// The names of the functions, in order.

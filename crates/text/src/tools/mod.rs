@@ -8,25 +8,36 @@
 //! for (no tools, or `tool_choice: "none"`). Reasoning is not looked at here; hand in what follows it.
 //!
 //! # Grammar
-//! `<tool_call>` opens a call in one of two dialects, told apart by what follows it. Blanks between tags are free.
+//! A call is spelled in one of five dialects, which a model's chat template [tells](Dialect::of_template). Blanks between tags
+//! are free.
 //!
 //! ```text
-//! Qwen 3.5, Qwen3-Coder   <tool_call> <function=NAME> (<parameter=KEY>\nVALUE\n</parameter>)* </function> </tool_call>
-//! Qwen 3, Hermes          <tool_call> {"name": NAME, "arguments": {...}} </tool_call>
+//! Qwen           Qwen 3.5     <tool_call> <function=NAME> (<parameter=KEY>\nVALUE\n</parameter>)* </function> </tool_call>
+//!                Hermes       <tool_call> {"name": NAME, "arguments": {...}} </tool_call>
+//! Llama          Llama 3      <|python_tag|>? {"name": NAME, "parameters": {...}} (;? {...})*
+//! Mistral        up to v3     [TOOL_CALLS] [{"name": NAME, "arguments": {...}, "id": ID}, ...]
+//!                later        ([TOOL_CALLS] NAME ([CALL_ID] ID)? [ARGS] {...})*
+//! FunctionGemma               <start_function_call> call:NAME{KEY:<escape>TEXT<escape>,KEY:3,...} <end_function_call>
+//! Gemma4                      <|tool_call> call:NAME{KEY:<|"|>TEXT<|"|>,KEY:[true,{...}],...} <tool_call|>
 //! ```
 //!
-//! - A VALUE is not escaped. It ends at the first `</parameter>` that a `<parameter=` or a `</function>` follows, so it may
-//!   hold any other tag. One line break at its begin and one at its end belong to the format, all others to the value.
+//! The two forms of one dialect are told apart by what follows the tag.
+//!
+//! - A VALUE of the XML is not escaped. It ends at the first `</parameter>` that a `<parameter=` or a `</function>` follows, so
+//!   it may hold any other tag. One line break at its begin and one at its end belong to the format, all others to the value.
 //! - `</function></tool_call>`, or `</parameter></tool_call>`, in a VALUE end the call as a malformed one: the model forgot
 //!   a closing tag, and the value would otherwise swallow the next call.
-//! - NAME and KEY end at `>` and hold no line break. A parameter that is given twice makes the call a bad one.
-//! - A malformed call reaches to its `</tool_call>`, or to the next `<tool_call>`, or to the end.
-//! - What is cut off before `</function>`, or before the end of the JSON object, is [`CallProblem::CutOff`], even if all
-//!   values so far are complete: nobody knows which parameters were to follow. A call of which only `</tool_call>` is
+//! - NAME and KEY of the XML end at `>` and hold no line break. A parameter that is given twice makes the call a bad one.
+//! - Llama's calls have no tag: they are calls where the answer begins with one, or goes on with one behind another, and the name
+//!   is that of a declared function. Anything else is text, to its end.
+//! - A TEXT of Gemma's ends at the next quote, whatever it holds.
+//! - A malformed call reaches to what closes it, or to what opens the next one, or to the end.
+//! - What is cut off before `</function>`, or before the end of the arguments, is [`CallProblem::CutOff`], even if all
+//!   values so far are complete: nobody knows which parameters were to follow. A call of which only what closes it is
 //!   missing counts.
 //!
 //! # The type of a VALUE
-//! The JSON dialect brings its types. In the XML dialect the schema of the parameter decides:
+//! JSON and Gemma's spelling bring their types. In the XML the schema of the parameter decides:
 //!
 //! - Only a string: the text as it is, be it `007` or `{"a": 1}`.
 //! - No string: the text must be JSON of a type that the schema admits. `True`, `False` and `None`, which chat templates
@@ -39,15 +50,19 @@
 //! Numbers are integers of 64 bits, or `f64`.
 
 mod declared;
+mod dialect;
 mod judge;
 mod parser;
 mod progress;
 mod schema;
+mod transcode;
 mod value;
 
 use serde_json::{Map, Value};
 
 pub use declared::Declared;
+pub(crate) use dialect::CALL_TAGS;
+pub use dialect::Dialect;
 pub use parser::{Piece, ToolParser};
 
 /// A call of a function, as a model made it.
@@ -63,7 +78,7 @@ pub struct ToolCall {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}")]
 pub struct BadCall {
-    /// All of its text, `<tool_call>` included.
+    /// All of its text, the tags included.
     pub raw: String,
     /// Why it is no call.
     pub problem: CallProblem,

@@ -41,7 +41,7 @@ struct StringValue {
     told: usize,
 }
 
-/// The arguments of the JSON dialect, which are handed out as they were generated.
+/// Arguments that are JSON, which are handed out as they were generated.
 #[derive(Debug, Clone, Default)]
 struct RawArguments {
     /// From the call's `{` on: where the next character is.
@@ -104,7 +104,19 @@ impl Progress {
         let Some(raw) = &mut self.raw else { return };
         let news = raw.read(text);
         if !news.is_empty() {
-            self.told.push_str(news);
+            pieces.push(Piece::Arguments(news.to_owned()));
+        }
+    }
+
+    /// Takes the arguments of a named function, as far as their JSON has come.
+    pub(super) fn arguments(&mut self, name: &str, json: &str, declared: &Declared, pieces: &mut Vec<Piece>) {
+        if declared.tool(name).is_none() {
+            return;
+        }
+        self.open(name, pieces);
+        let raw = self.raw.get_or_insert_default();
+        let news = raw.read(json);
+        if !news.is_empty() {
             pieces.push(Piece::Arguments(news.to_owned()));
         }
     }
@@ -182,53 +194,59 @@ fn begin_of_string(call: &XmlSoFar<'_>, key: &str, declared: &Declared) -> Optio
 }
 
 /// A text as it stands in a JSON string.
-fn inside_quotes(text: &str) -> String {
+pub(super) fn inside_quotes(text: &str) -> String {
     let quoted = Value::String(text.to_owned()).to_string();
     quoted.get(1..quoted.len() - 1).unwrap_or_default().to_owned()
 }
 
 /// The begin of a JSON call.
-enum Header {
+pub(super) enum Header {
     /// Too short to tell.
     Open,
-    /// `{"name": NAME, "arguments": {`, with the position of the last `{`.
+    /// `{"name": NAME, "arguments": {`, with the position of the last `{`. `parameters` is the same as `arguments`, and the name
+    /// may come behind a `"type": TEXT`.
     Call { name: String, arguments: usize },
     /// Something else, which may be a call all the same.
     Other,
 }
 
-fn header(text: &str) -> Header {
-    let mut rest = text;
-    for token in ["{", "\"name\"", ":"] {
-        match after(rest, token) {
-            Some(Some(behind)) => rest = behind,
-            Some(None) => return Header::Open,
-            None => return Header::Other,
-        }
-    }
-    let quoted = rest.trim_ascii_start();
-    let mut name = serde_json::Deserializer::from_str(quoted).into_iter::<String>();
-    let found = match name.next() {
-        Some(Ok(found)) => found,
-        Some(Err(e)) if !e.is_eof() => return Header::Other,
-        _ => return Header::Open,
-    };
-    rest = &quoted[name.byte_offset()..];
-    for token in [",", "\"arguments\"", ":", "{"] {
-        match after(rest, token) {
-            Some(Some(behind)) => rest = behind,
-            Some(None) => return Header::Open,
-            None => return Header::Other,
-        }
-    }
-    Header::Call { name: found, arguments: text.len() - rest.len() - 1 }
+pub(super) fn header(text: &str) -> Header {
+    read_header(text).unwrap_or_else(|unread| unread)
 }
 
-/// What follows `token`, with blanks before it: `Some(None)` if the text is too short to tell, `None` if it is not there.
-fn after<'t>(text: &'t str, token: &str) -> Option<Option<&'t str>> {
+fn read_header(text: &str) -> Result<Header, Header> {
+    let (_, rest) = token(text, &["{"])?;
+    let (key, mut rest) = token(rest, &["\"name\"", "\"type\""])?;
+    if key == "\"type\"" {
+        let (_, behind) = token(rest, &[":"])?;
+        let (_, behind) = string(behind)?;
+        let (_, behind) = token(behind, &[","])?;
+        (_, rest) = token(behind, &["\"name\""])?;
+    }
+    let (_, rest) = token(rest, &[":"])?;
+    let (name, mut rest) = string(rest)?;
+    for tokens in [&[","][..], &["\"arguments\"", "\"parameters\""], &[":"], &["{"]] {
+        (_, rest) = token(rest, tokens)?;
+    }
+    Ok(Header::Call { name, arguments: text.len() - rest.len() - 1 })
+}
+
+/// The one of `tokens` that a text begins with, behind blanks, and what follows it.
+fn token<'t>(text: &'t str, tokens: &[&'static str]) -> Result<(&'static str, &'t str), Header> {
     let text = text.trim_ascii_start();
-    match text.strip_prefix(token) {
-        Some(rest) => Some(Some(rest)),
-        None => token.starts_with(text).then_some(None),
+    if let Some(found) = tokens.iter().find_map(|token| Some((*token, text.strip_prefix(*token)?))) {
+        return Ok(found);
+    }
+    Err(if tokens.iter().any(|token| token.starts_with(text)) { Header::Open } else { Header::Other })
+}
+
+/// The JSON string that a text begins with, and what follows it.
+fn string(text: &str) -> Result<(String, &str), Header> {
+    let text = text.trim_ascii_start();
+    let mut strings = serde_json::Deserializer::from_str(text).into_iter::<String>();
+    match strings.next() {
+        Some(Ok(found)) => Ok((found, &text[strings.byte_offset()..])),
+        Some(Err(e)) if !e.is_eof() => Err(Header::Other),
+        _ => Err(Header::Open),
     }
 }

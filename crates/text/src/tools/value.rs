@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::judge::Judge;
@@ -62,7 +62,7 @@ fn untyped(text: &str) -> Value {
 }
 
 /// A text as JSON, or as one of the three words that Python spells otherwise.
-fn literal(text: &str) -> Option<Value> {
+pub(super) fn literal(text: &str) -> Option<Value> {
     match text.trim() {
         "True" => Some(Value::Bool(true)),
         "False" => Some(Value::Bool(false)),
@@ -71,20 +71,33 @@ fn literal(text: &str) -> Option<Value> {
     }
 }
 
-/// The call of the JSON dialect.
-pub(super) fn json_call(json: &str) -> Result<ToolCall, CallProblem> {
+/// A call in JSON; with `id` and `type` beside the name if that is `loose`.
+pub(super) fn json_call(json: &str, loose: bool) -> Result<ToolCall, CallProblem> {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Call {
         name: String,
-        #[serde(default)]
+        #[serde(default, alias = "parameters")]
         arguments: Arguments,
+        id: Option<IgnoredAny>,
+        r#type: Option<IgnoredAny>,
     }
-    let call: Call = serde_json::from_str(json).map_err(|e| CallProblem::Json { reason: e.to_string() })?;
-    match call.arguments.repeated {
-        Some(path) => Err(CallProblem::Repeated { path }),
-        None => Ok(ToolCall { name: call.name, arguments: call.arguments.values }),
+    let call: Call = serde_json::from_str(json).map_err(wrong_json)?;
+    if !loose && (call.id.is_some() || call.r#type.is_some()) {
+        let reason = "there is more than a name and arguments".to_owned();
+        return Err(CallProblem::Json { reason });
     }
+    call.arguments.of(call.name)
+}
+
+/// A call whose arguments are JSON.
+pub(super) fn arguments_call(name: &str, json: &str) -> Result<ToolCall, CallProblem> {
+    serde_json::from_str::<Arguments>(json).map_err(wrong_json)?.of(name.to_owned())
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn wrong_json(error: serde_json::Error) -> CallProblem {
+    CallProblem::Json { reason: error.to_string() }
 }
 
 /// Arguments that remember a key given twice, which a map of `serde_json` forgets.
@@ -92,6 +105,16 @@ pub(super) fn json_call(json: &str) -> Result<ToolCall, CallProblem> {
 struct Arguments {
     values: Map<String, Value>,
     repeated: Option<String>,
+}
+
+impl Arguments {
+    /// The call of a function with these arguments.
+    fn of(self, name: String) -> Result<ToolCall, CallProblem> {
+        match self.repeated {
+            Some(path) => Err(CallProblem::Repeated { path }),
+            None => Ok(ToolCall { name, arguments: self.values }),
+        }
+    }
 }
 
 impl<'de> Deserialize<'de> for Arguments {

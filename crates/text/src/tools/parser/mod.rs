@@ -1,17 +1,15 @@
 //! The grammar of calls, over text that arrives in pieces.
 
+mod gemma;
+mod json;
+mod xml;
+
 use std::ops::Range;
 
-use super::progress::{Progress, XmlSoFar};
-use super::value::{json_call, xml_call};
-use super::{BadCall, CallProblem, Declared, ToolCall, excerpt};
-
-const OPEN: &str = "<tool_call>";
-const CLOSE: &str = "</tool_call>";
-const FUNCTION: &str = "<function=";
-const END_FUNCTION: &str = "</function>";
-const PARAMETER: &str = "<parameter=";
-const END_PARAMETER: &str = "</parameter>";
+use super::progress::Progress;
+use super::{BadCall, CallProblem, Declared, Dialect, ToolCall, excerpt};
+use gemma::GemmaCall;
+use json::{Object, What};
 
 /// What a generated text consists of.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,13 +29,13 @@ pub enum Piece {
 
 /// Finds calls in text that arrives in pieces, by [the grammar](super).
 ///
-/// Text is handed out as soon as it can neither be the begin of a `<tool_call>` nor blanks before one. All text joined, and
+/// Text is handed out as soon as it can neither be the begin of a call nor blanks before one. All text joined, and
 /// the calls, do not depend on how the input is cut. The time is linear in the input's length, and what is held is at most
 /// one call.
 #[derive(Debug, Clone)]
 pub struct ToolParser {
     declared: Declared,
-    /// From `from` on: outside of a call, what has not been handed out; inside, the call from its `<tool_call>` on.
+    /// From `from` on: outside of a call, what has not been handed out; inside, the call from its first tag on.
     buffer: String,
     from: usize,
     /// How far `state` has read, counted from `from`, as all positions are. Nothing before it is searched again.
@@ -56,17 +54,16 @@ pub struct ToolParser {
 #[derive(Debug, Clone)]
 enum State {
     Outside,
-    /// After `<tool_call>`.
+    /// In a text that no call can follow.
+    Text,
+    /// After what opens a call.
     Opened,
-    /// In the JSON object that begins at `start`.
-    Json {
-        start: usize,
-        depth: usize,
-        string: bool,
-        escaped: bool,
-    },
-    /// In the function's name.
-    Name {
+    /// Before, or in, an object that may be a call of Llama's.
+    Header,
+    /// In a JSON object.
+    Json(Object),
+    /// In the name of an XML function.
+    XmlName {
         start: usize,
     },
     /// Between the parameters.
@@ -83,7 +80,25 @@ enum State {
         end: usize,
         tag: &'static str,
     },
-    /// After all of a call but its `</tool_call>`.
+    /// Between the calls of Mistral's array, which has had `any`.
+    Elements {
+        any: bool,
+    },
+    MistralName {
+        start: usize,
+    },
+    CallId {
+        name: Range<usize>,
+    },
+    /// Before the arguments of the function with this name.
+    Arguments {
+        name: Range<usize>,
+    },
+    GemmaName {
+        start: usize,
+    },
+    Gemma(GemmaCall),
+    /// After all of a call but what closes it.
     Complete(Result<ToolCall, CallProblem>),
     /// On the way to the end of a malformed call, which went wrong at `position`.
     Lost {
@@ -156,13 +171,15 @@ impl ToolParser {
         let state = std::mem::replace(&mut self.state, State::Outside);
         self.at = self.buffer.len();
         match state {
-            State::Outside => {
+            State::Outside | State::Text | State::Header => {
                 self.say(&mut pieces);
                 if !self.any_call && !self.blanks.is_empty() {
                     pieces.push(Piece::Text(self.blanks));
                 }
             }
             State::Complete(call) => self.end_call(call, &mut pieces),
+            // Only the bracket is missing.
+            State::Elements { any: true } => {}
             State::Lost { expected, position } => {
                 let problem = self.malformed(expected, position..self.at);
                 self.end_call(Err(problem), &mut pieces);
@@ -176,57 +193,36 @@ impl ToolParser {
     fn step(&mut self, state: State, pieces: &mut Vec<Piece>) -> (State, bool) {
         match state {
             State::Outside => self.outside(pieces),
+            State::Text => {
+                self.at += self.rest().len();
+                self.say(pieces);
+                (State::Text, false)
+            }
             State::Opened => self.opened(),
-            State::Json { .. } => self.json(state, pieces),
-            State::Name { start } => match self.label(&['>', '\n', '<']) {
-                Label::Open => (State::Name { start }, false),
-                Label::Closed(end) if end > start => {
-                    (State::Between(Function { name: start..end, parameters: Vec::new() }), true)
-                }
-                Label::Closed(end) | Label::Broken(end) => lost("the name of a function, and `>`", end),
-            },
+            State::Header => self.header(),
+            State::Json(object) => self.json(object, pieces),
+            State::XmlName { start } => self.xml_name(start),
             State::Between(function) => self.between(function),
-            State::Key { function, start } => match self.label(&['>', '\n']) {
-                Label::Open => (State::Key { function, start }, false),
-                Label::Closed(end) if end > start => {
-                    (State::Value(OpenValue { function, key: start..end, start: self.at }), true)
-                }
-                Label::Closed(end) | Label::Broken(end) => lost("the name of a parameter, and `>`", end),
-            },
-            State::Value(value) => match self.seek(&[END_PARAMETER, END_FUNCTION]) {
-                None => (State::Value(value), false),
-                Some(tag) => {
-                    let end = self.at;
-                    self.at += tag.len();
-                    (State::Closing { value, end, tag }, true)
-                }
-            },
+            State::Key { function, start } => self.key(function, start),
+            State::Value(value) => self.value(value),
             State::Closing { value, end, tag } => self.closing(value, end, tag),
-            State::Complete(call) => match self.after_blanks(&[CLOSE]) {
-                Ahead::Open => (State::Complete(call), false),
-                Ahead::Tag(tag) => {
-                    self.at += tag.len();
-                    self.end_call(call, pieces);
-                    (State::Outside, true)
-                }
-                Ahead::Other => lost("`</tool_call>`", self.at),
-            },
-            State::Lost { expected, position } => match self.seek(&[CLOSE, OPEN]) {
-                None => (State::Lost { expected, position }, false),
-                Some(tag) => {
-                    let problem = self.malformed(expected, position..self.at + tag.len());
-                    if tag == CLOSE {
-                        self.at += tag.len();
-                    }
-                    self.end_call(Err(problem), pieces);
-                    (State::Outside, true)
-                }
-            },
+            State::Elements { any } => self.elements(any),
+            State::MistralName { start } => self.mistral_name(start),
+            State::CallId { name } => self.call_id(name),
+            State::Arguments { name } => self.arguments(name),
+            State::GemmaName { start } => self.gemma_name(start),
+            State::Gemma(call) => self.gemma_arguments(call, pieces),
+            State::Complete(call) => self.complete(call, pieces),
+            State::Lost { expected, position } => self.lose(expected, position, pieces),
         }
     }
 
     fn outside(&mut self, pieces: &mut Vec<Piece>) -> (State, bool) {
-        let found = self.seek(&[OPEN]);
+        let open = self.declared.dialect().open();
+        if open.is_empty() {
+            return self.bare_call();
+        }
+        let found = self.seek(&[open]);
         self.say(pieces);
         match found {
             None => (State::Outside, false),
@@ -239,82 +235,48 @@ impl ToolParser {
     }
 
     fn opened(&mut self) -> (State, bool) {
-        match self.after_blanks(&[FUNCTION]) {
+        match self.declared.dialect() {
+            Dialect::Mistral => return self.mistral(),
+            Dialect::FunctionGemma | Dialect::Gemma4 => return self.gemma(),
+            Dialect::Qwen | Dialect::Llama => {}
+        }
+        match self.after_blanks(&[xml::FUNCTION, "{"]) {
             Ahead::Open => (State::Opened, false),
+            Ahead::Tag("{") => (self.object(What::Tagged), true),
             Ahead::Tag(tag) => {
                 self.at += tag.len();
-                (State::Name { start: self.at }, true)
-            }
-            Ahead::Other if self.rest().starts_with('{') => {
-                (State::Json { start: self.at, depth: 0, string: false, escaped: false }, true)
+                (State::XmlName { start: self.at }, true)
             }
             Ahead::Other => lost("`<function=` or a JSON object", self.at),
         }
     }
 
-    /// Finds the end of a JSON object by its brackets. Outside of strings JSON has no `<`, and inside no line break, so
-    /// that a bracket or quote too few does not swallow what follows the call.
-    fn json(&mut self, state: State, pieces: &mut Vec<Piece>) -> (State, bool) {
-        let State::Json { start, mut depth, mut string, mut escaped } = state else { return (state, false) };
-        for (offset, byte) in self.rest().bytes().enumerate() {
-            match byte {
-                _ if escaped => escaped = false,
-                b'"' => string = !string,
-                b'\\' if string => escaped = true,
-                b'\n' if string => {
-                    self.at += offset;
-                    self.tell_json(start, pieces);
-                    return lost("the end of a JSON string", self.at);
-                }
-                _ if string => {}
-                b'{' | b'[' => depth += 1,
-                b'}' | b']' if depth > 1 => depth -= 1,
-                b'}' | b']' => {
-                    self.at += offset + 1;
-                    self.tell_json(start, pieces);
-                    return (State::Complete(json_call(self.part(start..self.at))), true);
-                }
-                b'<' => {
-                    self.at += offset;
-                    self.tell_json(start, pieces);
-                    return lost("the end of a JSON object", self.at);
-                }
-                _ => {}
-            }
-        }
-        self.at += self.rest().len();
-        (State::Json { start, depth, string, escaped }, false)
-    }
-
-    fn between(&mut self, function: Function) -> (State, bool) {
-        match self.after_blanks(&[PARAMETER, END_FUNCTION]) {
-            Ahead::Open => (State::Between(function), false),
+    fn complete(&mut self, call: Result<ToolCall, CallProblem>, pieces: &mut Vec<Piece>) -> (State, bool) {
+        match self.after_blanks(&[self.declared.dialect().close()]) {
+            Ahead::Open => (State::Complete(call), false),
             Ahead::Tag(tag) => {
                 self.at += tag.len();
-                if tag == PARAMETER {
-                    return (State::Key { function, start: self.at }, true);
-                }
-                let all = self.xml_so_far(&function, None);
-                let call = xml_call(all.name, all.parameters.into_iter(), &self.declared);
-                (State::Complete(call), true)
+                self.end_call(call, pieces);
+                (State::Outside, true)
             }
-            Ahead::Other => lost("`<parameter=` or `</function>`", self.at),
+            Ahead::Other => lost(self.declared.dialect().close_in_words(), self.at),
         }
     }
 
-    fn closing(&mut self, value: OpenValue, end: usize, tag: &'static str) -> (State, bool) {
-        let closes_value = tag == END_PARAMETER;
-        let followers = if closes_value { &[PARAMETER, END_FUNCTION, CLOSE][..] } else { &[CLOSE] };
-        match self.after_blanks(followers) {
-            Ahead::Open => (State::Closing { value, end, tag }, false),
-            Ahead::Tag(CLOSE) if closes_value => lost("`</function>`", self.at),
-            Ahead::Tag(CLOSE) => lost("`</parameter>`", end),
-            Ahead::Tag(_) => {
-                let OpenValue { mut function, key, start } = value;
-                function.parameters.push((key, start..end));
-                (State::Between(function), true)
+    fn lose(&mut self, expected: &'static str, position: usize, pieces: &mut Vec<Piece>) -> (State, bool) {
+        let dialect = self.declared.dialect();
+        let mut ends = vec![dialect.close(), dialect.open()];
+        ends.retain(|tag| !tag.is_empty());
+        match self.seek(&ends) {
+            None => (State::Lost { expected, position }, false),
+            Some(tag) => {
+                let problem = self.malformed(expected, position..self.at + tag.len());
+                if tag == dialect.close() {
+                    self.at += tag.len();
+                }
+                self.end_call(Err(problem), pieces);
+                (State::Outside, true)
             }
-            Ahead::Other => (State::Value(value), true),
         }
     }
 
@@ -330,7 +292,8 @@ impl ToolParser {
     fn seek(&mut self, tags: &[&'static str]) -> Option<&'static str> {
         loop {
             let rest = self.rest();
-            let Some(offset) = rest.find('<') else {
+            let begins_tag = |c: char| tags.iter().any(|tag| tag.starts_with(c));
+            let Some(offset) = rest.find(begins_tag) else {
                 self.at += rest.len();
                 return None;
             };
@@ -389,40 +352,25 @@ impl ToolParser {
         pieces.push(Piece::Text(said));
     }
 
-    /// Tells of a JSON call as far as it was read.
-    fn tell_json(&mut self, start: usize, pieces: &mut Vec<Piece>) {
-        let Some(mut progress) = self.progress.take() else { return };
-        progress.json(self.part(start..self.at), &self.declared, pieces);
-        self.progress = Some(progress);
-    }
-
     /// Tells what is known of the open call.
     fn tell_progress(&mut self, pieces: &mut Vec<Piece>) {
-        let Some(mut progress) = self.progress.take() else { return };
-        match &self.state {
-            State::Json { start, .. } => progress.json(self.part(*start..self.at), &self.declared, pieces),
-            State::Between(function) | State::Key { function, .. } => {
-                progress.xml(&self.xml_so_far(function, None), &self.declared, pieces);
-            }
-            State::Value(OpenValue { function, key, start }) => {
-                let open = Some((self.part(key.clone()), self.part(*start..self.at)));
-                progress.xml(&self.xml_so_far(function, open), &self.declared, pieces);
-            }
-            State::Closing { value: OpenValue { function, key, start }, end, .. } => {
-                let open = Some((self.part(key.clone()), self.part(*start..*end)));
-                progress.xml(&self.xml_so_far(function, open), &self.declared, pieces);
-            }
-            State::Outside | State::Opened | State::Name { .. } | State::Complete(_) | State::Lost { .. } => {
-            }
+        if let State::Json(object) = &self.state {
+            let object = object.clone();
+            return self.tell_json(&object, pieces);
         }
+        let Some(mut progress) = self.progress.take() else { return };
+        let (function, open) = match &self.state {
+            State::Between(function) | State::Key { function, .. } => (function, None),
+            State::Value(value) => (&value.function, Some((value, self.at))),
+            State::Closing { value, end, .. } => (&value.function, Some((value, *end))),
+            _ => {
+                self.progress = Some(progress);
+                return;
+            }
+        };
+        let open = open.map(|(value, end)| (self.part(value.key.clone()), self.part(value.start..end)));
+        progress.xml(&self.xml_so_far(function, open), &self.declared, pieces);
         self.progress = Some(progress);
-    }
-
-    fn xml_so_far<'t>(&'t self, function: &Function, open: Option<(&'t str, &'t str)>) -> XmlSoFar<'t> {
-        let texts =
-            |(key, value): &(Range<usize>, Range<usize>)| (self.part(key.clone()), self.part(value.clone()));
-        let parameters = function.parameters.iter().map(texts).collect();
-        XmlSoFar { name: self.part(function.name.clone()), parameters, open }
     }
 
     fn end_call(&mut self, call: Result<ToolCall, CallProblem>, pieces: &mut Vec<Piece>) {

@@ -1,0 +1,76 @@
+//! What running answers wait for while long prompts arrive, counted in tokens of a step and not in time.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex};
+
+use basert_engine::{
+    Client, GenerateParams, Limits, News, Options, Request, Reuse, SamplingParams, Scheduler,
+};
+use common::{KV_F16, converted, fixture, load_with};
+
+/// How far a request is.
+#[derive(Clone, Copy, Default)]
+struct Progress {
+    prompt: usize,
+    answer: usize,
+}
+
+#[derive(Clone, Default)]
+struct Ear(Arc<Mutex<Progress>>);
+
+impl Client for Ear {
+    fn take(&mut self, news: News) -> ControlFlow<()> {
+        let mut progress = self.0.lock().unwrap();
+        match news {
+            News::Prefilled { done, .. } => progress.prompt = done,
+            News::Token(_) => progress.answer += 1,
+            News::Finished(_) => {}
+            News::Failed(error) => panic!("{error}"),
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+fn submit(scheduler: &mut Scheduler, prompt: usize, max_tokens: usize) -> Ear {
+    let ear = Ear::default();
+    let sampling = SamplingParams::default();
+    let params = GenerateParams { sampling, max_tokens, eos: Vec::new(), prefill_chunk: None };
+    let prompt = (0..prompt as u32).map(|i| i * 7 % 250).collect();
+    let request = Request { prompt, params, logprobs: None, reuse: Reuse::default() };
+    scheduler.submit(request, Box::new(ear.clone())).unwrap();
+    ear
+}
+
+#[test]
+fn running_answers_get_a_token_in_every_step_of_bounded_length_while_8k_prompts_arrive() {
+    const LONG: usize = 8192;
+    let limits = Limits::default();
+    let file = converted(&fixture("toy-hybrid"), "base-q4");
+    let options = Options {
+        kv: KV_F16,
+        context: Some(LONG + 256),
+        page_tokens: Some(64),
+        sequences: 4,
+        step_tokens: 512,
+        ..Options::default()
+    };
+    let mut scheduler = Scheduler::new(load_with(&file.path, options), limits);
+    let talkers = [(); 2].map(|()| submit(&mut scheduler, 3, 250));
+    scheduler.step();
+    let readers = [(); 2].map(|()| submit(&mut scheduler, LONG, 2));
+    let all = |ears: &[Ear; 2]| ears.each_ref().map(|ear| *ear.0.lock().unwrap());
+    let read = |ears: &[Ear; 2]| all(ears).iter().map(|progress| progress.prompt).sum::<usize>();
+    let mut steps = 0;
+    while read(&readers) < 2 * LONG {
+        let (said, done) = (all(&talkers).map(|progress| progress.answer), read(&readers));
+        scheduler.step();
+        steps += 1;
+        assert_eq!(all(&talkers).map(|progress| progress.answer), said.map(|n| n + 1), "step {steps}");
+        let more = read(&readers) - done;
+        assert!((1..=limits.prefill_tokens).contains(&more), "{more} prompt tokens in step {steps}");
+    }
+    assert_eq!(steps, 2 * LONG / limits.prefill_tokens);
+}

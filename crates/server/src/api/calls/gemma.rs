@@ -1,0 +1,114 @@
+//! Calls in Gemma's spelling, whose values are not JSON.
+
+use std::fmt::Write;
+
+use basert_text::Tokenizer;
+use basert_text::tools::Dialect;
+use serde_json::Value;
+
+use super::{Spelling, literal, one_of, parameters, resolved, special, tag};
+
+/// How deep schemas are followed; beyond, a value is any value.
+const DEPTH: usize = 12;
+
+/// What values have in common; `str` is a string.
+const VALUES: &str = r#"any: str | NUMBER | "true" | "false" | "null" | list | map
+list: "[" (any ("," any)*)? "]"
+map: "{" (pair ("," pair)*)? "}"
+pair: KEY ":" any
+KEY: /[A-Za-z_][A-Za-z0-9_]*/
+NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?/
+"#;
+
+pub(super) fn calls(functions: &[&Value], dialect: Dialect, tokenizer: &Tokenizer) -> Spelling {
+    let mut rules = Rules { text: VALUES.to_owned(), objects: 0, quote: tag(dialect.quote(), tokenizer) };
+    rules.text += &string(dialect, tokenizer);
+    for (index, function) in functions.iter().enumerate() {
+        let parameters = parameters(function);
+        let arguments = rules.object(&parameters, &parameters, DEPTH);
+        let head = literal(&format!("call:{}", function["name"].as_str().unwrap_or_default()));
+        // Writing to a string cannot fail.
+        let _ = writeln!(rules.text, "f{index}: {head} {arguments}");
+    }
+    let (open, close) = (tag(dialect.open(), tokenizer), tag(dialect.close(), tokenizer));
+    Spelling {
+        around: [String::new(), String::new(), String::new()],
+        call: format!("{open} one {close}\none: {}", one_of(functions)),
+        rules: rules.text,
+    }
+}
+
+/// The rule of a string, which ends at the next quote.
+fn string(dialect: Dialect, tokenizer: &Tokenizer) -> String {
+    match special(dialect.quote(), tokenizer) {
+        Some(quote) => format!("str: {quote} TEXT? {quote}\nTEXT: /(?s:.+)/\n"),
+        None => {
+            let quote = literal(dialect.quote());
+            format!("str: {quote} text_and_quote\ntext_and_quote[suffix={quote}]: /(?s:.*)/\n")
+        }
+    }
+}
+
+/// Rules as they are needed.
+struct Rules {
+    text: String,
+    objects: usize,
+    quote: String,
+}
+
+impl Rules {
+    /// A value that satisfies a schema, as a part of a rule.
+    fn value(&mut self, schema: &Value, root: &Value, depth: usize) -> String {
+        let schema = resolved(schema, root);
+        if depth == 0 {
+            return "any".to_owned();
+        }
+        if let Some(choices) = schema["enum"].as_array().filter(|choices| !choices.is_empty()) {
+            return self.choice(choices);
+        }
+        match schema["type"].as_str() {
+            Some("string") => "str".to_owned(),
+            Some("integer" | "number" | "boolean" | "null") => format!("(%json {schema})"),
+            Some("array") => {
+                let item = self.value(&schema["items"], root, depth - 1);
+                format!("(\"[\" ({item} (\",\" {item})*)? \"]\")")
+            }
+            Some("object") if schema["properties"].is_object() => self.object(schema, root, depth - 1),
+            Some("object") => "map".to_owned(),
+            _ => "any".to_owned(),
+        }
+    }
+
+    fn choice(&self, choices: &[Value]) -> String {
+        if choices.iter().any(|choice| choice.is_object() || choice.is_array()) {
+            return "any".to_owned();
+        }
+        let one = |choice: &Value| match choice.as_str() {
+            Some(text) => format!("{0} {1} {0}", self.quote, literal(text)),
+            None => literal(&choice.to_string()),
+        };
+        format!("({})", choices.iter().map(one).collect::<Vec<_>>().join(" | "))
+    }
+
+    /// An object, whose properties come in the order of the schema: the name of its rule.
+    fn object(&mut self, schema: &Value, root: &Value, depth: usize) -> String {
+        let name = format!("o{}", self.objects);
+        self.objects += 1;
+        let properties = schema["properties"].as_object().cloned().unwrap_or_default();
+        let required = schema["required"].as_array().cloned().unwrap_or_default();
+        let mut rules = format!("{name}: \"{{\" {name}_first0 \"}}\"\n");
+        for (place, (key, schema)) in properties.iter().enumerate() {
+            let value = self.value(schema, root, depth);
+            let (pair, next) = (format!("{} {value}", literal(&format!("{key}:"))), place + 1);
+            let is_required = required.iter().any(|required| required == key);
+            for (before, comma) in [("first", ""), ("rest", "\",\" ")] {
+                let without = if is_required { String::new() } else { format!(" | {name}_{before}{next}") };
+                rules += &format!("{name}_{before}{place}: {comma}{pair} {name}_rest{next}{without}\n");
+            }
+        }
+        let end = properties.len();
+        rules += &format!("{name}_first{end}: \"\"\n{name}_rest{end}: \"\"\n");
+        self.text += &rules;
+        name
+    }
+}
