@@ -28,6 +28,9 @@ pub enum Failure {
 const LARGE: &str =
     "--fit takes narrower K and V, then a shorter context; or give -c, --kv-bits or --prefix-cache yourself";
 
+/// What to do where the weights cannot be where they were asked to be.
+const RESIDENCE: &str = "raise the limit on locked memory (ulimit -l), or use --weights prefault";
+
 /// Result of a command or of a part of one.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
@@ -65,6 +68,7 @@ impl Failure {
         let failure = Failure::from_error(error);
         match error {
             EngineError::Option { option: "context", .. } => failure.hint(LARGE),
+            EngineError::Option { option: "weights", .. } => failure.hint(RESIDENCE),
             _ => failure,
         }
     }

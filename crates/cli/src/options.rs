@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use basert_engine::{KvTypes, SamplingParams};
+use basert_engine::{KvTypes, Residence, SamplingParams};
 use basert_kernels::{Isa, KvDtype};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
@@ -46,6 +46,14 @@ pub struct RunOptions {
         value_parser = positive, help_heading = ENGINE
     )]
     pub context: Option<usize>,
+
+    /// Where the weights are: map (in the file, read when first used), prefault (all read before the first token), lock (and
+    /// kept in memory, as with llama.cpp's --mlock), copy (in huge pages of this process's own) [default: map]
+    #[arg(
+        long, value_name = "map|prefault|lock|copy", env = "BASERT_WEIGHTS", hide_env_values = true,
+        value_parser = residence, default_value = "map", hide_default_value = true, help_heading = ENGINE
+    )]
+    weights: Residence,
 
     #[command(flatten)]
     kv: KvOptions,
@@ -88,7 +96,8 @@ impl RunOptions {
     fn resolve_with(&self, kv: KvTypes) -> Outcome<basert_engine::Options> {
         let (isa, threads, context) = (isa()?, self.threads, self.context);
         let page_tokens = self.paged_kv.then_some(PAGE_TOKENS);
-        Ok(basert_engine::Options { isa, threads, context, kv, page_tokens, ..Default::default() })
+        let weights = self.weights;
+        Ok(basert_engine::Options { isa, threads, context, kv, page_tokens, weights, ..Default::default() })
     }
 }
 
@@ -186,6 +195,15 @@ impl KvOptions {
         }
         Ok(if with_kv.is_empty() { vec![self.types()] } else { with_kv.to_vec() })
     }
+}
+
+/// Parses where weights are.
+///
+/// # Errors
+/// Any other word.
+pub fn residence(s: &str) -> Result<Residence, String> {
+    let known = Residence::ALL.into_iter().find(|residence| residence.name() == s);
+    known.ok_or_else(|| format!("'{s}' is not one of {}", Residence::ALL.map(Residence::name).join(", ")))
 }
 
 fn kv_dtype(s: &str) -> Result<KvDtype, String> {

@@ -95,6 +95,7 @@ pub fn to_json(selected: &Selected) -> Value {
 pub fn memory_json(memory: &MemoryPlan) -> Value {
     json!({
         "weights_mapped": memory.weights_mapped,
+        "weights_held": memory.weights_held,
         "weights_decoded": memory.weights_decoded,
         "kv": memory.kv,
         "kv_keys": memory.kv_keys,

@@ -12,6 +12,7 @@ use crate::fit::settled;
 use crate::forward::{Context, Span};
 use crate::kv::{KvPools, KvTypes};
 use crate::plan::MemoryPlan;
+use crate::residence::Residence;
 use crate::rope::Frequencies;
 use crate::sizing::{MAX_THREADS, Sizing, WeightBytes, decoded_fit, step_limits, wanted_context, within};
 use crate::tensor::{Decoding, Tensors};
@@ -47,6 +48,8 @@ pub struct Options {
     pub step_tokens: usize,
     /// Most rows of logits in one step.
     pub logit_rows: usize,
+    /// Where the weights are.
+    pub weights: Residence,
     /// Decode quantised matrices to f32 at load, to measure what integer activations cost.
     pub dequantize: bool,
     /// Hold as little as possible, for one pass over a few tokens: what has to be decoded is decoded block by block at
@@ -68,6 +71,7 @@ impl Default for Options {
             prefix_cache: 0,
             step_tokens: 512,
             logit_rows: 1,
+            weights: Residence::Mapped,
             dequantize: false,
             lean: false,
         }
@@ -170,12 +174,13 @@ impl Engine {
     ///
     /// # Errors
     /// Every option that cannot be honoured, and every tensor that is missing or does not fit.
-    pub fn load(file: BaseFile, options: &Options) -> Result<Engine, EngineError> {
+    pub fn load(mut file: BaseFile, options: &Options) -> Result<Engine, EngineError> {
         refuse_unrunnable(&file)?;
         let spec = model_spec(&file)?;
         options.kv.check(&spec, file.path())?;
         let (options, shrunk) = settled(&spec, options, WeightBytes::of(&file, options))?;
         let options = &options;
+        options.weights.settle(&mut file)?;
         let decoding =
             Decoding { all: options.dequantize, hold: !options.lean && decoded_fit(&file, options) };
         let (weights, bound) = Weights::bind(Tensors::File(&file), &spec, decoding)?;
@@ -243,9 +248,11 @@ impl Engine {
     /// What is held now, read from the buffers: the [plan](Selected::memory), but for the states, which are those of the
     /// live sequences. The scratch is that of the calling thread and the engine's own.
     pub fn held_memory(&self) -> MemoryPlan {
+        let planned = WeightBytes::of(&self.file, &self.options);
         let logits = (self.work.logits.capacity() * size_of::<f32>()) as u64;
         MemoryPlan {
-            weights_mapped: self.file.tensors().map(|tensor| tensor.data.len() as u64).sum(),
+            weights_mapped: planned.mapped,
+            weights_held: planned.held,
             weights_decoded: self.selected.memory.weights_decoded,
             workspace: self.work.allocated_bytes() as u64 - logits,
             logits,

@@ -11,6 +11,8 @@ use crate::workspace::Workspace;
 pub struct MemoryPlan {
     /// Tensor payloads used from the memory map.
     pub weights_mapped: u64,
+    /// The same where they are locked in memory or copied, so that the system cannot take them back.
+    pub weights_held: u64,
     /// Matrices held as decoded f32.
     pub weights_decoded: u64,
     /// K and V pools of all sequences at full context.
@@ -38,9 +40,10 @@ impl MemoryPlan {
     }
 
     /// All parts that add up to the total, with their names.
-    pub fn parts(&self) -> [(&'static str, u64); 10] {
+    pub fn parts(&self) -> [(&'static str, u64); 11] {
         [
             ("weights (mapped)", self.weights_mapped),
+            ("weights (held)", self.weights_held),
             ("weights (decoded)", self.weights_decoded),
             ("K", self.kv_keys),
             ("V", self.kv - self.kv_keys),

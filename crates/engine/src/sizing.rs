@@ -29,6 +29,8 @@ const MAX_STEP: usize = 1 << 20;
 pub struct WeightBytes {
     /// Tensor payloads used from the memory map.
     pub mapped: u64,
+    /// The same where they are locked in memory or copied.
+    pub held: u64,
     /// Matrices held as decoded f32.
     pub decoded: u64,
     /// Shapes of the quantised matrices.
@@ -38,7 +40,7 @@ pub struct WeightBytes {
 impl WeightBytes {
     /// Of a file that is loaded with these options.
     pub fn of(file: &BaseFile, options: &Options) -> WeightBytes {
-        let held = !options.lean && decoded_fit(file, options);
+        let decode = !options.lean && decoded_fit(file, options);
         let mut needs = MatrixNeeds::default();
         for tensor in file.tensors() {
             let cols = tensor.shape.last().map_or(1, |&cols| cols as usize);
@@ -46,11 +48,9 @@ impl WeightBytes {
                 needs.add(tensor.encoding, cols);
             }
         }
-        WeightBytes {
-            mapped: file.tensors().map(|tensor| tensor.data.len() as u64).sum(),
-            decoded: if held { decoded_bytes(file, options) } else { 0 },
-            needs,
-        }
+        let stored = file.tensors().map(|tensor| tensor.data.len() as u64).sum();
+        let (mapped, held) = if options.weights.holds() { (0, stored) } else { (stored, 0) };
+        WeightBytes { mapped, held, decoded: if decode { decoded_bytes(file, options) } else { 0 }, needs }
     }
 }
 
@@ -211,6 +211,7 @@ impl<'a> Sizing<'a> {
         let threads = self.options.threads.unwrap_or_else(default_threads);
         Ok(MemoryPlan {
             weights_mapped: weights.mapped,
+            weights_held: weights.held,
             weights_decoded: weights.decoded,
             scratch: self.scratch(context, weights.needs).bytes(threads),
             ..MemoryPlan::of(self.spec, &self.sizes(context)?, step_tokens, logit_rows)

@@ -6,6 +6,9 @@ use std::io;
 use std::ops::Deref;
 use std::path::Path;
 
+/// Bytes of a page, or a part of one.
+const PAGE: usize = 4096;
+
 /// A whole file, mapped read-only. Dereferences to its bytes.
 ///
 /// The length is fixed when the file is opened. Another process that truncates the file afterwards makes
@@ -14,6 +17,8 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct FileMap {
     map: memmap2::Mmap,
+    /// Whether the bytes are a copy, which the system cannot read again.
+    copied: bool,
 }
 
 impl FileMap {
@@ -30,7 +35,40 @@ impl FileMap {
         // out with its lifetime. That nobody writes to the file meanwhile cannot be enforced; it is the
         // documented assumption above, shared by every reader of mapped weights.
         let map = unsafe { memmap2::Mmap::map(&file) }?;
-        Ok(FileMap { map })
+        Ok(FileMap { map, copied: false })
+    }
+
+    /// A copy of the bytes in memory of this process, in huge pages where the system has them.
+    ///
+    /// # Errors
+    /// If there is not enough memory.
+    pub fn copy(&self) -> io::Result<FileMap> {
+        let mut copy = memmap2::MmapMut::map_anon(self.map.len())?;
+        #[cfg(target_os = "linux")]
+        {
+            // Without huge pages the copy is as good as the map.
+            let _ = copy.advise(memmap2::Advice::HugePage);
+        }
+        copy.copy_from_slice(&self.map);
+        Ok(FileMap { map: copy.make_read_only()?, copied: true })
+    }
+
+    /// Reads every page into memory, as far as there is room.
+    pub fn prefault(&self) {
+        self.prefetch(0..self.map.len());
+        let touched = self.map.iter().step_by(PAGE).fold(0, |sum: u8, byte| sum.wrapping_add(*byte));
+        std::hint::black_box(touched);
+    }
+
+    /// Reads every page into memory and keeps it there until the map is closed.
+    ///
+    /// # Errors
+    /// If the system does not allow it, or has no such call.
+    pub fn lock(&self) -> io::Result<()> {
+        #[cfg(unix)]
+        return self.map.lock();
+        #[cfg(not(unix))]
+        Err(io::Error::from(io::ErrorKind::Unsupported))
     }
 
     /// Position of `part` in the file if it is a part of this map.
@@ -54,14 +92,15 @@ impl FileMap {
     }
 
     /// Takes the pages of `part` out of this process's memory. Reading them again is valid and brings them back, from
-    /// the page cache or the file. Does nothing where the system cannot, or if `part` is not of this map.
+    /// the page cache or the file. Does nothing where the system cannot, if `part` is not of this map, or to a copy.
     pub fn release(&self, part: &[u8]) {
         #[cfg(unix)]
         if let Some(offset) = self.offset_of(part)
             && !part.is_empty()
+            && !self.copied
         {
             // SAFETY: the advice is dangerous only for pages with content of their own. Those of a read-only map of
-            // a file have none: the next access reads the same bytes from the file.
+            // a file have none, and a copy does not come here: the next access reads the same bytes from the file.
             let released = unsafe {
                 self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, part.len())
             };
@@ -104,6 +143,13 @@ mod tests {
             assert!(map[..] == bytes, "{start}..{end}");
             map.prefetch(start..end);
         }
+        map.prefault();
+        let copy = map.copy().unwrap();
+        drop(map);
+        copy.release(&copy);
+        copy.prefault();
+        assert!(copy[..] == bytes, "a copy outlives its map and is never given back");
+        let map = FileMap::open(file.path()).unwrap();
         // Nothing of another place in memory is touched.
         assert_eq!(map.offset_of(&bytes), None);
         map.release(&bytes);

@@ -70,6 +70,20 @@ impl BaseFile {
         Ok(BaseFile { path: path.to_owned(), map, header, blob, located, slots })
     }
 
+    /// Moves the bytes to a copy in this process's memory; see [`FileMap::copy`].
+    ///
+    /// # Errors
+    /// If there is not enough memory.
+    pub fn copy_to_memory(&mut self) -> std::io::Result<()> {
+        self.map = self.map.copy()?;
+        Ok(())
+    }
+
+    /// The bytes of the whole file.
+    pub fn map(&self) -> &FileMap {
+        &self.map
+    }
+
     /// The path it was opened from.
     pub fn path(&self) -> &Path {
         &self.path

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use basert_engine::KvTypes;
+use basert_engine::{KvTypes, Residence};
 use clap::Args;
 
 use super::numbers::{Numbers, counts, numbers};
-use crate::options::{KvOptions, any_kv, positive};
+use crate::options::{KvOptions, any_kv, positive, residence};
 
 /// Examples and remarks at the end of the help.
 pub const BENCH_HELP: &str = "\
@@ -79,6 +79,10 @@ pub struct BenchArgs {
     /// Tokens per page of the KV cache, multiples of 32; 0 is one page for everything
     #[arg(long, value_name = "N,…", default_value = "0", value_parser = numbers, conflicts_with = "compare", help_heading = RUN)]
     pub paged_kv: Numbers,
+
+    /// Where the weights are: map, prefault, lock or copy
+    #[arg(long, value_name = "WHERE", default_value = "map", value_parser = residence, conflicts_with = "compare", help_heading = RUN)]
+    pub weights: Residence,
 
     #[command(flatten)]
     pub kv: KvOptions,

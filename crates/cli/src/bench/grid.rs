@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use basert_engine::{KvTypes, Options};
+use basert_engine::{KvTypes, Options, Residence};
 use basert_format::BaseFile;
 use basert_kernels::default_threads;
 use basert_measure::bench::{Case, Test};
@@ -52,7 +52,7 @@ pub fn cases(args: &BenchArgs) -> Outcome<Vec<Case>> {
 pub fn settings(args: &BenchArgs, files: &[BaseFile], cases: &[Case]) -> Outcome<Vec<Setting>> {
     let threads = threads(args)?;
     let types = args.kv.each(&args.with_kv)?;
-    let base = room(cases)?;
+    let base = room(cases, args.weights)?;
     let mut all = Vec::new();
     for (model, file) in files.iter().enumerate() {
         for &kv in &types {
@@ -73,7 +73,7 @@ fn setting(base: &Options, kv: KvTypes, page_tokens: usize, threads: usize) -> O
 }
 
 /// Options that have room for all cases.
-fn room(cases: &[Case]) -> Outcome<Options> {
+fn room(cases: &[Case], weights: Residence) -> Outcome<Options> {
     let sequences = cases.iter().map(Case::sequences).max().unwrap_or(1);
     let defaults = Options::default();
     Ok(Options {
@@ -82,6 +82,7 @@ fn room(cases: &[Case]) -> Outcome<Options> {
         sequences,
         step_tokens: defaults.step_tokens.max(sequences),
         logit_rows: sequences,
+        weights,
         ..defaults
     })
 }
@@ -141,7 +142,7 @@ mod tests {
     #[test]
     fn there_is_room_for_the_longest_and_the_widest_case() {
         let cases = super::cases(&args(&["-p", "8", "-n", "4", "-d", "0,16", "-b", "1,600"])).unwrap();
-        let room = room(&cases).unwrap();
+        let room = room(&cases, Residence::Mapped).unwrap();
         assert_eq!((room.context, room.sequences, room.logit_rows), (Some(24), 600, 600));
         assert!(room.step_tokens >= 600);
     }

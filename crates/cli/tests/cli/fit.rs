@@ -9,7 +9,7 @@ use crate::common::{Said, basert, hybrid};
 const CONTEXT: &str = "65536";
 
 fn complete(model: &Path, args: &[&str]) -> Said {
-    let fixed = ["--prompt-ids", "1,2,3", "-n", "1", "--json"];
+    let fixed = ["--prompt-ids", "1,2,3", "-n", "4", "--json"];
     Said::from(basert().arg("complete").arg(model).args(fixed).args(args).output().unwrap())
 }
 
@@ -38,6 +38,32 @@ fn with_fit_the_cache_is_as_wide_as_the_memory_lets_it_be_and_says_so() {
         assert_eq!(said.err.contains("instead of f16"), bits != "16", "{said:?}");
         assert_eq!(report["selected"]["notes"].to_string().contains("instead of f16"), bits != "16");
     }
+}
+
+#[test]
+fn weights_are_where_they_were_asked_to_be_and_change_no_answer() {
+    let answer = |place: &str| {
+        let said = complete(hybrid(), &["--temp", "0", "--weights", place]);
+        let failed = said.code != Some(0);
+        // Not every machine lets a process lock memory.
+        if failed && place == "lock" {
+            said.fails_with(&["cannot be locked in memory", "hint: raise the limit"]);
+            return None;
+        }
+        let report = said.ok().json();
+        let memory = &report["selected"]["memory"];
+        Some((
+            report["text"].clone(),
+            ["weights_mapped", "weights_held"].map(|part| memory[part].as_u64().unwrap()),
+        ))
+    };
+    let (text, [stored, none]) = answer("map").unwrap();
+    assert!(stored > 0 && none == 0);
+    assert_eq!(answer("prefault"), Some((text.clone(), [stored, 0])));
+    assert_eq!(answer("copy"), Some((text.clone(), [0, stored])));
+    assert!(answer("lock").is_none_or(|found| found == (text, [0, stored])));
+    complete(hybrid(), &["--weights", "disk"])
+        .fails_with(&["'disk' is not one of map, prefault, lock, copy"]);
 }
 
 #[test]
