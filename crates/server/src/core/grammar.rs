@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 
 use crate::error::ApiError;
 
+/// Most blanks in a row between the parts of a JSON value: a line break, and an indentation.
+const MOST_BLANKS: usize = 32;
+
 /// What an answer must be.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Grammar {
@@ -26,12 +29,26 @@ impl Grammar {
     /// The grammar as a part of a rule in Lark's form.
     pub fn as_part(&self) -> String {
         match self {
-            Grammar::Json(Value::Bool(true)) => "%json {}".to_owned(),
-            Grammar::Json(schema) => format!("%json {schema}"),
+            Grammar::Json(schema) => json_part(schema),
             Grammar::Regex(regex) => format!("/{}/", between_slashes(regex)),
             Grammar::Lark(lark) => format!("%lark {{\n{lark}\n}}"),
         }
     }
+}
+
+/// JSON that satisfies a schema, as a part of a rule in Lark's form.
+pub(crate) fn json_part(schema: &Value) -> String {
+    format!("%json {}", spaced(schema))
+}
+
+/// The schema, with few enough blanks between the parts of a value that a model that likes blanks comes to the end.
+fn spaced(schema: &Value) -> Value {
+    let mut schema = if *schema == Value::Bool(true) { json!({}) } else { schema.clone() };
+    if let Value::Object(schema) = &mut schema {
+        let options = || json!({"whitespace_pattern": format!("[ \\n\\r\\t]{{1,{MOST_BLANKS}}}")});
+        schema.entry("x-guidance").or_insert_with(options);
+    }
+    schema
 }
 
 /// A regular expression as it stands between slashes on one line.
@@ -74,7 +91,7 @@ impl Grammars {
         let factory = self.0.get_or_init(|| vocabulary.factory());
         let factory = factory.as_ref().map_err(|e| ApiError::internal(format!("grammars: {e}")))?;
         let grammar = match grammar {
-            Grammar::Json(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+            Grammar::Json(schema) => TopLevelGrammar::from_json_schema(spaced(schema)),
             Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
         };

@@ -15,7 +15,7 @@ pub(crate) use answer::{Answer, Reading};
 pub(crate) use constraint::{Budget, Constraint};
 pub(crate) use fold::Folded;
 pub use grammar::Grammars;
-pub(crate) use grammar::{Grammar, Vocabulary, any_object};
+pub(crate) use grammar::{Grammar, Vocabulary, any_object, json_part};
 pub(crate) use run::{Job, Run, Usage};
 
 /// A token with its log-probabilities.

@@ -30,7 +30,7 @@ fn a_schema_is_kept_to_and_ends_the_answer() {
         json!({"response_format": format, "max_tokens": 60}),
         json!({"guided_json": schema, "max_tokens": 60}),
     ] {
-        // Blanks are free in JSON, so that not every answer ends in time.
+        // Some blanks are free in JSON, so that not every answer ends in time.
         let whole = |(message, finish): (Value, String)| {
             let text = message["content"].as_str().unwrap().to_owned();
             (finish == "stop").then_some(text)
@@ -40,6 +40,20 @@ fn a_schema_is_kept_to_and_ends_the_answer() {
         assert!(found["a"].as_u64().is_some_and(|a| a < 100), "{text}");
         assert!(found["b"] == "x" || found["b"] == "y", "{text}");
     }
+}
+
+#[test]
+fn a_model_that_likes_blanks_comes_to_the_end() {
+    let server = Server::toy(4, 512, Config::default());
+    let schema = json!({"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x"]}},
+        "required": ["a", "b"], "additionalProperties": false});
+    let bias = json!({token(&server, " "): 100});
+    let (message, finish) =
+        ask(&server, 1, &json!({"guided_json": schema, "logit_bias": bias, "max_tokens": 480}));
+    let text = message["content"].as_str().unwrap();
+    assert_eq!(finish, "stop", "{text}");
+    assert!(text.contains(&" ".repeat(8)) && !text.contains(&" ".repeat(40)), "{text}");
+    assert_eq!(serde_json::from_str::<Value>(text).unwrap()["b"], "x");
 }
 
 #[test]

@@ -71,23 +71,28 @@ pub(super) fn literal(text: &str) -> Option<Value> {
     }
 }
 
-/// A call in JSON; with `id` and `type` beside the name if that is `loose`.
+/// A call in JSON; if that is `loose`, with `id` and `type` beside the name, and `parameters` for `arguments`.
 pub(super) fn json_call(json: &str, loose: bool) -> Result<ToolCall, CallProblem> {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Call {
         name: String,
-        #[serde(default, alias = "parameters")]
-        arguments: Arguments,
+        arguments: Option<Arguments>,
+        parameters: Option<Arguments>,
         id: Option<IgnoredAny>,
         r#type: Option<IgnoredAny>,
     }
     let call: Call = serde_json::from_str(json).map_err(wrong_json)?;
-    if !loose && (call.id.is_some() || call.r#type.is_some()) {
-        let reason = "there is more than a name and arguments".to_owned();
-        return Err(CallProblem::Json { reason });
+    let is_double = call.arguments.is_some() && call.parameters.is_some();
+    let foreign = [
+        ("parameters", call.parameters.is_some() && (is_double || !loose)),
+        ("id", call.id.is_some() && !loose),
+        ("type", call.r#type.is_some() && !loose),
+    ];
+    if let Some((name, _)) = foreign.iter().find(|(_, is_foreign)| *is_foreign) {
+        return Err(CallProblem::Json { reason: format!("unknown field `{name}`") });
     }
-    call.arguments.of(call.name)
+    call.arguments.or(call.parameters).unwrap_or_default().of(call.name)
 }
 
 /// A call whose arguments are JSON.

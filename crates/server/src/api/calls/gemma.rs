@@ -6,7 +6,7 @@ use basert_text::Tokenizer;
 use basert_text::tools::Dialect;
 use serde_json::Value;
 
-use super::{Spelling, literal, one_of, parameters, resolved, special, tag};
+use super::{Spelling, json_part, literal, one_of, parameters, resolved, special, tag};
 
 /// How deep schemas are followed; beyond, a value is any value.
 const DEPTH: usize = 12;
@@ -68,7 +68,7 @@ impl Rules {
         }
         match schema["type"].as_str() {
             Some("string") => "str".to_owned(),
-            Some("integer" | "number" | "boolean" | "null") => format!("(%json {schema})"),
+            Some("integer" | "number" | "boolean" | "null") => format!("({})", json_part(schema)),
             Some("array") => {
                 let item = self.value(&schema["items"], root, depth - 1);
                 format!("(\"[\" ({item} (\",\" {item})*)? \"]\")")

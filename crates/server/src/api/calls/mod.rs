@@ -7,7 +7,7 @@ use basert_text::tools::Dialect;
 use serde_json::{Map, Value};
 
 use super::grammar::alternatives;
-use crate::core::Grammar;
+use crate::core::{Grammar, json_part};
 use crate::model::Model;
 
 /// The grammar of calls.
@@ -123,7 +123,7 @@ fn mistral(functions: &[&Value], tokenizer: &Tokenizer) -> Spelling {
     let (open, arguments) = (tag(Dialect::Mistral.open(), tokenizer), tag("[ARGS]", tokenizer));
     let rule = |index, function: &Value| {
         let name = literal(function["name"].as_str().unwrap_or_default());
-        format!("f{index}: {name} {arguments} a{index}\na{index}: %json {}\n", parameters(function))
+        format!("f{index}: {name} {arguments} a{index}\na{index}: {}\n", json_part(&parameters(function)))
     };
     Spelling {
         around: [String::new(), String::new(), String::new()],
@@ -134,7 +134,7 @@ fn mistral(functions: &[&Value], tokenizer: &Tokenizer) -> Spelling {
 
 fn json_function(index: usize, function: &Value, key: &str) -> String {
     let head = literal(&format!("{{\"name\": {}, \"{key}\": ", function["name"]));
-    format!("f{index}: {head} a{index} \"}}\"\na{index}: %json {}\n", parameters(function))
+    format!("f{index}: {head} a{index} \"}}\"\na{index}: {}\n", json_part(&parameters(function)))
 }
 
 fn xml_function(index: usize, function: &Value) -> String {
@@ -179,7 +179,7 @@ fn xml_value(place: &str, schema: &Value, parameters: &Value) -> String {
             schema.entry(definitions).or_insert_with(|| found.clone());
         }
     }
-    format!("v{place}: j{place} {end}\nj{place}: %json {schema}\n")
+    format!("v{place}: j{place} {end}\nj{place}: {}\n", json_part(&schema))
 }
 
 /// What a schema refers to.
