@@ -12,7 +12,8 @@ use clap::{Args, Command as Grammar, CommandFactory, FromArgMatches, Parser, Sub
 use crate::bench::{BENCH_HELP, BenchArgs};
 use crate::eval::{EVAL_EXAMPLES, EvalArgs};
 use crate::options::{
-    AnswerOptions, PromptOptions, RunOptions, SamplingOptions, WorkOptions, positive, room,
+    AnswerOptions, PromptOptions, RunOptions, SamplingOptions, SpeculativeOptions, WorkOptions, positive,
+    room,
 };
 use crate::plan::{PLAN_HELP, PlanArgs};
 use crate::profile::{PROFILE_HELP, ProfileArgs};
@@ -464,6 +465,9 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub run: RunOptions,
 
+    #[command(flatten)]
+    pub speculative: SpeculativeOptions,
+
     /// Go on from what this file holds, if it exists, and keep the conversation in it at the end
     #[arg(long, value_name = "FILE")]
     pub session: Option<PathBuf>,
@@ -515,6 +519,9 @@ pub struct CompleteArgs {
 
     #[command(flatten)]
     pub run: RunOptions,
+
+    #[command(flatten)]
+    pub speculative: SpeculativeOptions,
 
     /// Continue the text in this file, if it exists, with the prompt, and keep all of it and the answer there
     #[arg(long, value_name = "FILE", conflicts_with = "chat")]

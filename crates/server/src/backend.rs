@@ -1,6 +1,6 @@
 //! What an engine thread runs: the scheduler of a loaded model, or a script in tests.
 
-use basert_engine::{Client, EngineError, Request, Scheduler};
+use basert_engine::{Client, EngineError, Request, Scheduler, Speculated};
 use serde_json::Value;
 
 /// Answers requests step by step.
@@ -16,6 +16,11 @@ pub trait Backend: Send {
 
     /// Whether a step would do anything.
     fn has_work(&self) -> bool;
+
+    /// What was guessed since this was asked last.
+    fn take_speculated(&mut self) -> Speculated {
+        Speculated::default()
+    }
 }
 
 impl Backend for Scheduler {
@@ -29,6 +34,10 @@ impl Backend for Scheduler {
 
     fn has_work(&self) -> bool {
         Scheduler::has_work(self)
+    }
+
+    fn take_speculated(&mut self) -> Speculated {
+        Scheduler::take_speculated(self)
     }
 }
 

@@ -58,8 +58,9 @@ impl Worker {
         let (report, reported) = mpsc::channel();
         let loaded = Arc::new(Mutex::new(true));
         let is_loaded = Arc::clone(&loaded);
+        let counters = Arc::clone(&metrics);
         let run = move || {
-            let mut engine = Thread { loader, backend: None, is_loaded, idle };
+            let mut engine = Thread { loader, backend: None, is_loaded, idle, metrics: counters };
             // Nobody waits for the answer only if the server is gone already.
             if report.send(engine.load()).is_ok() {
                 engine.run(&inbox);
@@ -151,6 +152,7 @@ struct Thread {
     backend: Option<Box<dyn Backend>>,
     is_loaded: Arc<Mutex<bool>>,
     idle: Option<Duration>,
+    metrics: Arc<Metrics>,
 }
 
 impl Thread {
@@ -189,6 +191,7 @@ impl Thread {
                 Err(TryRecvError::Empty) => {
                     if let Some(backend) = &mut self.backend {
                         backend.step();
+                        self.metrics.speculated(backend.take_speculated());
                     }
                 }
             }

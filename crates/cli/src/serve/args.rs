@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::options::{RunOptions, SamplingOptions, positive, room};
+use crate::options::{RunOptions, SamplingOptions, SpeculativeOptions, positive, room};
 
 const SERVER: &str = "Server";
 const LIMITS: &str = "Limits";
@@ -127,6 +127,9 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub run: RunOptions,
+
+    #[command(flatten)]
+    pub speculative: SpeculativeOptions,
 
     /// Show what was selected: instruction set, threads, weights, KV types, context, memory
     #[arg(short, long)]

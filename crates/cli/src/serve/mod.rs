@@ -100,6 +100,7 @@ fn engine_options(args: &ServeArgs) -> Outcome<Options> {
     options.page_tokens = args.paged_kv.then_some(PAGE_TOKENS);
     options.sequences = args.max_batch_size.or(args.continuous_batching).unwrap_or(SLOTS);
     options.logit_rows = options.sequences + SCORED_ROWS;
+    options.speculation = args.speculative.resolve();
     Ok(options)
 }
 
