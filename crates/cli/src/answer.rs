@@ -2,14 +2,15 @@
 
 use std::ops::ControlFlow;
 
-use basert_engine::{Event, Finish, Generation, SamplingParams};
+use basert_engine::{Event, Finish, Generation, SamplingParams, Speculated};
 use basert_text::{DecodeStream, StopMatcher};
+use serde_json::{Value, json};
 
 use crate::bundle::Bundle;
 use crate::failure::{Failure, Outcome};
 use crate::options::{Recommended, SamplingOptions};
 use crate::output;
-use crate::units::rate;
+use crate::units::{rate, seconds};
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +145,28 @@ pub fn decode_rate(generation: &Generation) -> f64 {
 /// Tokens that came from decode steps.
 pub fn decoded(generation: &Generation) -> usize {
     generation.ids.len().saturating_sub(1)
+}
+
+/// How guessing went; `None` if nothing was guessed.
+pub fn guessed(speculated: &Speculated) -> Option<String> {
+    let Speculated { steps, drafted, accepted, drafting } = *speculated;
+    (drafted > 0).then(|| {
+        let per_step = speculated.tokens_per_step();
+        let time = seconds(drafting);
+        format!("{per_step:.2} tokens a step: {accepted} of {drafted} guesses were right in {steps} steps; guessing took {time}")
+    })
+}
+
+/// The same for scripts.
+pub fn speculated_json(speculated: &Speculated) -> Value {
+    let Speculated { steps, drafted, accepted, drafting } = *speculated;
+    json!({
+        "steps": steps,
+        "drafted": drafted,
+        "accepted": accepted,
+        "tokens_per_step": speculated.tokens_per_step(),
+        "drafting_s": drafting.as_secs_f64(),
+    })
 }
 
 /// Says which sampling options cannot have an effect, and which recommendations cannot be followed.

@@ -12,7 +12,8 @@ use clap::{Args, Command as Grammar, CommandFactory, FromArgMatches, Parser, Sub
 use crate::bench::{BENCH_HELP, BenchArgs};
 use crate::eval::{EVAL_EXAMPLES, EvalArgs};
 use crate::options::{
-    AnswerOptions, FitOptions, PromptOptions, RunOptions, SamplingOptions, WorkOptions, positive, room,
+    AnswerOptions, FitOptions, PromptOptions, RunOptions, SamplingOptions, SpeculativeOptions, WorkOptions,
+    positive, room,
 };
 use crate::plan::{PLAN_HELP, PlanArgs};
 use crate::profile::{PROFILE_HELP, ProfileArgs};
@@ -457,6 +458,9 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub fit: FitOptions,
 
+    #[command(flatten)]
+    pub speculative: SpeculativeOptions,
+
     /// Go on from what this file holds, if it exists, and keep the conversation in it at the end
     #[arg(long, value_name = "FILE")]
     pub session: Option<PathBuf>,
@@ -511,6 +515,9 @@ pub struct CompleteArgs {
 
     #[command(flatten)]
     pub fit: FitOptions,
+
+    #[command(flatten)]
+    pub speculative: SpeculativeOptions,
 
     /// Continue the text in this file, if it exists, with the prompt, and keep all of it and the answer there
     #[arg(long, value_name = "FILE", conflicts_with = "chat")]

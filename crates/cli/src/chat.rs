@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use basert_engine::{Engine, GenerateParams, Generation, SamplingParams, Session};
 use basert_text::{DecodeStream, Part, StopMatcher, ThinkSplitter, Tokenizer, opens_thinking};
 
-use crate::answer::{Answer, Reason, decode_rate, larger_context, remark_sampling, room};
+use crate::answer::{Answer, Reason, decode_rate, guessed, larger_context, remark_sampling, room};
 use crate::args::ChatArgs;
 use crate::bundle::{self, Bundle};
 use crate::conversation::{Conversation, Thinking};
@@ -32,6 +32,7 @@ pub fn run(args: &ChatArgs) -> Outcome {
     let mut turns = Turns::install()?;
     // Everything that can be refused is refused before the weights are touched.
     let mut options = args.run.resolve_to_fit(&args.fit)?;
+    options.speculation = args.speculative.resolve();
     let bundle = Bundle::open(&args.model)?;
     let recommended = bundle.recommended();
     let sampling = args.sampling.resolve(&recommended)?;
@@ -246,6 +247,7 @@ impl Chat {
             self.session.tokens().len(),
             self.engine.selected().context,
         ));
+        guessed(&generation.speculated).iter().for_each(|text| output::aside(text));
     }
 }
 

@@ -4,11 +4,13 @@ use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use basert_engine::{Engine, GenerateParams, Generation, SamplingParams};
+use basert_engine::{Engine, GenerateParams, Generation, Options, SamplingParams};
 use basert_text::{DecodeStream, StopMatcher};
 use serde_json::{Value, json};
 
-use crate::answer::{Answer, Reason, decode_rate, decoded, larger_context, remark_sampling, room};
+use crate::answer::{
+    Answer, Reason, decode_rate, decoded, guessed, larger_context, remark_sampling, room, speculated_json,
+};
 use crate::args::CompleteArgs;
 use crate::bundle::Bundle;
 use crate::conversation::Conversation;
@@ -22,7 +24,7 @@ use crate::{output, selected, session};
 pub fn run(args: &CompleteArgs) -> Outcome {
     let interrupt = Interrupt::install(Second::Exits)?;
     // Everything that can be refused is refused before the weights are touched.
-    let options = args.run.resolve_to_fit(&args.fit)?;
+    let options = Options { speculation: args.speculative.resolve(), ..args.run.resolve_to_fit(&args.fit)? };
     let bundle = Bundle::open(&args.model)?;
     let recommended = bundle.recommended();
     let sampling = args.sampling.resolve(&recommended)?;
@@ -159,6 +161,7 @@ fn summarise(args: &CompleteArgs, generation: &Generation, reason: Reason, conte
             speed(read, generation.prefill),
             speed(decoded(generation), generation.decode),
         ));
+        guessed(&generation.speculated).iter().for_each(|text| output::say(text));
     }
 }
 
@@ -186,6 +189,7 @@ fn report(
             "decode_s": generation.decode.as_secs_f64(),
             "decode_tokens_per_s": decode_rate(generation),
         },
+        "speculated": speculated_json(&generation.speculated),
         "sampling": {
             "temperature": decimal(sampling.temperature),
             "top_k": sampling.top_k,

@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use basert_engine::{KvTypes, Residence, SamplingParams};
+use basert_engine::{KvTypes, Residence, SamplingParams, Speculation};
 use basert_kernels::{Isa, KvDtype};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
@@ -138,6 +138,35 @@ enum Budget {
 
 fn budget(s: &str) -> Result<Budget, String> {
     if s == "free" { Ok(Budget::Free) } else { size(s).map(Budget::Bytes) }
+}
+
+/// Whether next tokens are guessed.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct SpeculativeOptions {
+    /// Guess next tokens and verify them together, which changes no answer: auto (as many as pay, by the model's own mtp head,
+    /// else as ngram), ngram (as many as pay, from earlier text), a number up to 16 (always so many), or off [default: off]
+    #[arg(
+        long, value_name = "auto|ngram|N|off", env = "BASERT_SPECULATIVE", hide_env_values = true,
+        value_parser = speculation, help_heading = ENGINE
+    )]
+    speculative: Option<Speculation>,
+}
+
+impl SpeculativeOptions {
+    /// What was asked for.
+    pub fn resolve(self) -> Speculation {
+        self.speculative.unwrap_or_default()
+    }
+}
+
+fn speculation(s: &str) -> Result<Speculation, String> {
+    match (s, s.parse()) {
+        ("auto", _) => Ok(Speculation::AUTO),
+        ("ngram", _) => Ok(Speculation::TEXT),
+        ("off", _) => Ok(Speculation::OFF),
+        (_, Ok(most @ 1..=16)) => Ok(Speculation::always(most)),
+        _ => Err("must be auto, ngram, off or a number from 1 to 16".to_owned()),
+    }
 }
 
 /// The two spellings of the KV cache's types. Both in one source is an error; a flag beats the environment.
@@ -518,6 +547,16 @@ mod tests {
         for bad in ["", "f64", "k=f32,k=f16", "x=f32", "k=f16,", "k="] {
             assert!(kv_type(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn guessing_is_asked_for_by_name_or_number() {
+        assert_eq!(speculation("3"), Ok(Speculation::always(3)));
+        assert_eq!(speculation("auto"), Ok(Speculation::AUTO));
+        for bad in ["0", "17", "-1", "", "on", "AUTO", "2.5"] {
+            assert!(speculation(bad).is_err(), "{bad}");
+        }
+        assert_eq!(SpeculativeOptions::default().resolve(), Speculation::OFF, "as the help says");
     }
 
     #[test]

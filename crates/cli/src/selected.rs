@@ -1,6 +1,6 @@
 //! What was selected at load: shown by `-v` and part of every `--json` result of a running model.
 
-use basert_engine::{Engine, MemoryPlan, Selected};
+use basert_engine::{DraftSource, Engine, MemoryPlan, Selected, Speculation};
 use serde_json::{Value, json};
 
 use crate::units::{bytes, count};
@@ -37,6 +37,7 @@ fn lines(engine: &Engine) -> Vec<(&'static str, String)> {
         lines.push(("state", format!("{} per sequence", bytes(engine.selected().state_bytes))));
     }
     lines.push(("context", format!("{context} tokens")));
+    lines.extend(speculation(&engine.selected().speculation).map(|text| ("speculative", text)));
     let parts = memory.parts().into_iter().filter(|part| part.1 > 0);
     let parts: Vec<String> = parts.map(|(name, n)| format!("{name} {}", bytes(n))).collect();
     lines.push(("memory", format!("{} = {}", bytes(memory.total()), parts.join(" + "))));
@@ -54,20 +55,8 @@ fn kv_cache(selected: &Selected) -> String {
 
 /// The same for scripts.
 pub fn to_json(selected: &Selected) -> Value {
-    let Selected {
-        isa,
-        threads,
-        arch,
-        weights,
-        kv,
-        pools,
-        state_bytes,
-        context,
-        page_tokens,
-        memory,
-        notes,
-        shrunk,
-    } = selected;
+    let Selected { isa, threads, arch, weights, kv, pools, state_bytes, context, page_tokens, .. } = selected;
+    let Selected { speculation, memory, notes, shrunk, .. } = selected;
     let weights: Vec<Value> = weights
         .iter()
         .map(|t| json!({"dtype": t.dtype.name(), "tensors": t.tensors, "bytes": t.bytes}))
@@ -86,9 +75,38 @@ pub fn to_json(selected: &Selected) -> Value {
         "state_bytes_per_sequence": state_bytes,
         "context": context,
         "page_tokens": page_tokens,
+        "speculation": speculation_json(speculation),
         "memory": memory_json(memory),
         "notes": notes.iter().chain(shrunk).collect::<Vec<_>>(),
     })
+}
+
+/// How next tokens are guessed; null if they are not.
+fn speculation_json(speculation: &Speculation) -> Value {
+    let Speculation { most, adaptive, .. } = *speculation;
+    if most == 0 {
+        return Value::Null;
+    }
+    json!({"source": guesses_from(speculation), "most": most, "adaptive": adaptive})
+}
+
+/// Who guesses.
+fn guesses_from(speculation: &Speculation) -> &'static str {
+    match speculation.source {
+        DraftSource::Best => "mtp",
+        DraftSource::Text => "text",
+    }
+}
+
+/// The same for people.
+fn speculation(speculation: &Speculation) -> Option<String> {
+    let Speculation { most, adaptive, .. } = *speculation;
+    let up_to = if adaptive { "as many tokens as pay, up to " } else { "" };
+    let source = match speculation.source {
+        DraftSource::Best => "the model's prediction head (mtp)",
+        DraftSource::Text => "earlier text",
+    };
+    (most > 0).then(|| format!("{up_to}{most} at a time, guessed by {source}"))
 }
 
 /// A memory plan for scripts.
@@ -106,6 +124,7 @@ pub fn memory_json(memory: &MemoryPlan) -> Value {
         "workspace": memory.workspace,
         "logits": memory.logits,
         "scratch": memory.scratch,
+        "drafts": memory.drafts,
         "total": memory.total(),
     })
 }

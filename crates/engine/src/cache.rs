@@ -10,13 +10,14 @@ use std::path::Path;
 
 use basert_kernels::{Buffer, KvDtype, KvGeometry};
 use basert_model::plan::StateBytes;
-use basert_model::{LayerSpec, Mixer};
+use basert_model::{Attention, LayerSpec, Mixer, ModelSpec};
 
 use crate::EngineError;
 use crate::kv::{KvPools, KvTypes};
 use crate::pages::Pages;
 use crate::plan::MemoryPlan;
 use crate::prefix::{Hit, Prefix, PrefixCache, PrefixFile, PrefixStats};
+use crate::speculate::{DraftRows, DraftSizes};
 use crate::state_file::Fingerprint;
 
 /// A live sequence of an engine.
@@ -84,6 +85,8 @@ pub(crate) struct Sequence {
     pub position: usize,
     /// States of all recurrent layers, one after the other.
     pub state: Vec<f32>,
+    /// Its part in speculation.
+    pub draft: DraftRows,
 }
 
 /// Where a recurrent layer's state lies in [`Sequence::state`], in f32 elements.
@@ -92,6 +95,8 @@ pub(crate) struct StateSlot {
     pub start: usize,
     pub delta: usize,
     pub conv: usize,
+    /// The layer's place in what is kept of a guess.
+    pub kept: usize,
 }
 
 impl StateSlot {
@@ -127,6 +132,8 @@ pub(crate) struct CacheSizes {
     pub cached_pages: usize,
     /// Snapshots of states at their ends.
     pub snapshots: usize,
+    /// Most guesses of a sequence's step.
+    pub drafts: usize,
 }
 
 impl CacheSizes {
@@ -150,11 +157,11 @@ impl CacheSizes {
         u32::try_from(self.pages()).is_ok()
     }
 
-    /// Bytes of the K and the V pool of a layer, if it has any; saturating, so that absurd sizes are refused as such.
-    pub fn pool_bytes(&self, layer: &LayerSpec) -> Option<(usize, usize)> {
+    /// Bytes of the K and the V pool of a layer; saturating, so that absurd sizes are refused as such.
+    pub fn pool_bytes(&self, attention: &Attention) -> (usize, usize) {
         let tokens = self.pages().saturating_mul(self.page_tokens);
-        let (k, v) = self.kv.layer_bytes(layer.mixer.attention()?);
-        Some((tokens.saturating_mul(k as usize), tokens.saturating_mul(v as usize)))
+        let (k, v) = self.kv.layer_bytes(attention);
+        (tokens.saturating_mul(k as usize), tokens.saturating_mul(v as usize))
     }
 
     /// f32 elements of a layer's recurrent state, if it has any: delta state and convolution tail.
@@ -168,13 +175,17 @@ impl CacheSizes {
 /// All caches of an engine.
 pub(crate) struct Caches {
     pub layers: Vec<LayerCache>,
+    /// Those of the trunk, then that of the prediction head.
     pub kv: Vec<KvLayer>,
+    /// The prediction head's index in `kv`.
+    pub draft: Option<usize>,
     sequences: Vec<Option<Sequence>>,
     pages: Pages,
     prefix: Option<PrefixCache>,
     /// f32 elements of one sequence's recurrent state.
     pub state_len: usize,
     sizes: CacheSizes,
+    draft_sizes: DraftSizes,
 }
 
 impl Caches {
@@ -182,18 +193,25 @@ impl Caches {
     ///
     /// # Errors
     /// [`EngineError::Kernel`] when the memory cannot be had.
-    pub fn new(layers: &[LayerSpec], sizes: CacheSizes) -> Result<Caches, EngineError> {
+    pub fn new(spec: &ModelSpec, sizes: CacheSizes) -> Result<Caches, EngineError> {
         let mut caches = Caches {
-            layers: Vec::with_capacity(layers.len()),
+            layers: Vec::with_capacity(spec.layers.len()),
             kv: Vec::new(),
+            draft: None,
             sequences: (0..sizes.sequences).map(|_| None).collect(),
             pages: Pages::new(sizes.pages()),
             prefix: None,
             state_len: 0,
             sizes,
+            draft_sizes: DraftSizes::new(spec, sizes.drafts),
         };
-        for layer in layers {
-            caches.add_layer(layer)?;
+        let mut kept = 0;
+        for layer in &spec.layers {
+            caches.add_layer(layer, kept)?;
+            kept += DraftSizes::layer_inputs(layer);
+        }
+        if let Some(Mixer::Attention(a)) = spec.draft.map(|layer| layer.mixer) {
+            caches.draft = Some(caches.add_pools(&a)?);
         }
         let CacheSizes { page_tokens, cached_pages, snapshots, .. } = sizes;
         caches.prefix = (cached_pages > 0)
@@ -201,22 +219,34 @@ impl Caches {
         Ok(caches)
     }
 
-    fn add_layer(&mut self, layer: &LayerSpec) -> Result<(), EngineError> {
-        if let (Mixer::Attention(a), Some((k, v))) = (&layer.mixer, self.sizes.pool_bytes(layer)) {
-            self.layers.push(LayerCache::Kv(self.kv.len()));
-            let geometry = KvGeometry {
-                kv_heads: a.kv_heads,
-                head_dim: a.head_dim,
-                page_tokens: self.sizes.page_tokens,
-                k: self.sizes.kv.k,
-                v: self.sizes.kv.v,
-            };
-            self.kv.push(KvLayer { geometry, k: Buffer::try_zeroed(k)?, v: Buffer::try_zeroed(v)? });
+    fn add_layer(&mut self, layer: &LayerSpec, kept: usize) -> Result<(), EngineError> {
+        if let Mixer::Attention(a) = &layer.mixer {
+            let index = self.add_pools(a)?;
+            self.layers.push(LayerCache::Kv(index));
         } else if let Some((delta, conv)) = CacheSizes::state_elements(layer) {
-            self.layers.push(LayerCache::State(StateSlot { start: self.state_len, delta, conv }));
+            self.layers.push(LayerCache::State(StateSlot { start: self.state_len, delta, conv, kept }));
             self.state_len += delta + conv;
         }
         Ok(())
+    }
+
+    /// Allocates the pools of a layer; gives their index.
+    fn add_pools(&mut self, a: &Attention) -> Result<usize, EngineError> {
+        let (k, v) = self.sizes.pool_bytes(a);
+        let geometry = KvGeometry {
+            kv_heads: a.kv_heads,
+            head_dim: a.head_dim,
+            page_tokens: self.sizes.page_tokens,
+            k: self.sizes.kv.k,
+            v: self.sizes.kv.v,
+        };
+        self.kv.push(KvLayer { geometry, k: Buffer::try_zeroed(k)?, v: Buffer::try_zeroed(v)? });
+        Ok(self.kv.len() - 1)
+    }
+
+    /// The layers of the trunk.
+    pub fn trunk(&self) -> &[KvLayer] {
+        &self.kv[..self.draft.unwrap_or(self.kv.len())]
     }
 
     /// Element types of the allocated pools; the requested ones for a model without attention.
@@ -257,6 +287,7 @@ impl Caches {
             pages: Vec::with_capacity(self.sizes.pages_per_sequence()),
             position: hit.tokens,
             state: vec![0.0; self.state_len],
+            draft: DraftRows::new(self.draft_sizes, hit.tokens),
         };
         sequence.pages.extend_from_slice(&hit.pages);
         hit.pages.iter().for_each(|&page| self.pages.hold(page));
@@ -305,7 +336,7 @@ impl Caches {
     /// Writes the kept prefixes to a file.
     pub fn save_prefixes(&self, path: &Path, fingerprint: Fingerprint) -> Result<PrefixFile, EngineError> {
         match &self.prefix {
-            Some(prefix) => prefix.save(path, fingerprint, &self.kv),
+            Some(prefix) => prefix.save(path, fingerprint, self.trunk()),
             None => Ok(PrefixFile::default()),
         }
     }
@@ -317,7 +348,10 @@ impl Caches {
         fingerprint: &Fingerprint,
     ) -> Result<PrefixFile, EngineError> {
         match &mut self.prefix {
-            Some(prefix) => prefix.load(path, fingerprint, &mut self.pages, &mut self.kv),
+            Some(prefix) => {
+                let trunk = self.draft.unwrap_or(self.kv.len());
+                prefix.load(path, fingerprint, &mut self.pages, &mut self.kv[..trunk])
+            }
             None => Ok(PrefixFile::default()),
         }
     }
@@ -328,19 +362,21 @@ impl Caches {
         Some(self.prefix.as_ref()?.stats(page, (self.state_len * size_of::<f32>()) as u64))
     }
 
-    /// Bytes that are held, read from the buffers; the states are those of the live sequences.
+    /// Bytes that are held, read from the buffers; states and guesses are those of the live sequences.
     pub fn held(&self) -> MemoryPlan {
         let side = |bytes: fn(&KvLayer) -> usize| self.kv.iter().map(bytes).sum::<usize>() as u64;
         let (keys, values) = (side(|layer| layer.k.len()), side(|layer| layer.v.len()));
         let pages = (self.sizes.pages() as u64).max(1);
         let of_sequences = |bytes: u64| bytes / pages * self.sizes.sequence_pages() as u64;
         let (kv_keys, kv) = (of_sequences(keys), of_sequences(keys) + of_sequences(values));
-        let states = self.sequences.iter().flatten().map(|sequence| sequence.state.capacity());
+        let sequences = || self.sequences.iter().flatten();
+        let states = sequences().map(|sequence| sequence.state.capacity());
         MemoryPlan {
             kv_keys,
             kv,
             prefix_kv: keys + values - kv,
             state: (states.sum::<usize>() * size_of::<f32>()) as u64,
+            drafts: sequences().map(|sequence| sequence.draft.bytes() as u64).sum(),
             snapshots: self.prefix.as_ref().map_or(0, PrefixCache::snapshot_bytes),
             ..MemoryPlan::default()
         }

@@ -14,7 +14,10 @@ use crate::kv::{KvPools, KvTypes};
 use crate::plan::MemoryPlan;
 use crate::residence::Residence;
 use crate::rope::Frequencies;
-use crate::sizing::{MAX_THREADS, Sizing, WeightBytes, decoded_fit, step_limits, wanted_context, within};
+use crate::sizing::{
+    MAX_THREADS, Sizing, WeightBytes, decoded_fit, loaded, step_limits, wanted_context, within,
+};
+use crate::speculate::Speculation;
 use crate::tensor::{Decoding, Tensors};
 use crate::trace::Trace;
 use crate::weights::Weights;
@@ -50,6 +53,8 @@ pub struct Options {
     pub logit_rows: usize,
     /// Where the weights are.
     pub weights: Residence,
+    /// Whether [`Session`](crate::Session) and [`Scheduler`](crate::Scheduler) guess next tokens. It changes no result.
+    pub speculation: Speculation,
     /// Decode quantised matrices to f32 at load, to measure what integer activations cost.
     pub dequantize: bool,
     /// Hold as little as possible, for one pass over a few tokens: what has to be decoded is decoded block by block at
@@ -72,6 +77,7 @@ impl Default for Options {
             step_tokens: 512,
             logit_rows: 1,
             weights: Residence::Mapped,
+            speculation: Speculation::OFF,
             dequantize: false,
             lean: false,
         }
@@ -99,6 +105,8 @@ pub struct Selected {
     pub context: usize,
     /// Tokens per KV page.
     pub page_tokens: usize,
+    /// Whether next tokens are guessed; the source is the one that guesses.
+    pub speculation: Speculation,
     /// Memory by part.
     pub memory: MemoryPlan,
     /// Anything a user should know about this load, one line each.
@@ -116,6 +124,25 @@ pub enum WantLogits {
     Last,
     /// Every row.
     All,
+    /// The last so many tokens are guesses: their rows, and the one before. The sequence ends before them until
+    /// [`Engine::accept`] says how many of them were right.
+    Verify(usize),
+}
+
+impl WantLogits {
+    /// Rows of a run of `len` tokens.
+    fn rows(self, len: usize) -> usize {
+        match self {
+            WantLogits::None => 0,
+            WantLogits::Last => 1,
+            WantLogits::All => len,
+            WantLogits::Verify(drafts) => drafts + 1,
+        }
+    }
+
+    fn drafts(self) -> usize {
+        if let WantLogits::Verify(drafts) = self { drafts } else { 0 }
+    }
 }
 
 /// Tokens of one sequence in a step: a prefill chunk or a decode token.
@@ -169,6 +196,15 @@ pub struct Engine {
     pub(crate) selected: Selected,
 }
 
+/// An engine taken apart for a step.
+pub(crate) struct Parts<'a, 'c> {
+    pub context: Context<'c>,
+    pub caches: &'a mut Caches,
+    pub work: &'a mut Workspace,
+    pub tokens: &'a [u32],
+    pub spans: &'a [Span],
+}
+
 impl Engine {
     /// Loads a model and allocates everything a step needs.
     ///
@@ -176,7 +212,7 @@ impl Engine {
     /// Every option that cannot be honoured, and every tensor that is missing or does not fit.
     pub fn load(mut file: BaseFile, options: &Options) -> Result<Engine, EngineError> {
         refuse_unrunnable(&file)?;
-        let spec = model_spec(&file)?;
+        let spec = loaded(&model_spec(&file)?, options);
         options.kv.check(&spec, file.path())?;
         let (options, shrunk) = settled(&spec, options, WeightBytes::of(&file, options))?;
         let options = &options;
@@ -198,7 +234,7 @@ impl Engine {
         let memory = sizing.plan(sizes.context, planned)?;
         let (step_tokens, logit_rows) = step_limits(options, sizes.context);
         let options = Options { step_tokens, logit_rows, ..options.clone() };
-        let caches = Caches::new(&spec.layers, sizes)?;
+        let caches = Caches::new(&spec, sizes)?;
         let mut work = Workspace::new(&spec, options.step_tokens, options.logit_rows);
         let needs = sizing.scratch(sizes.context, planned.needs);
         cpu.reserve(&needs);
@@ -213,6 +249,7 @@ impl Engine {
             state_bytes: (caches.state_len * size_of::<f32>()) as u64,
             context: sizes.context,
             page_tokens: sizes.page_tokens,
+            speculation: options.speculation.of(&spec),
             memory,
             notes: bound.notes,
             shrunk,
@@ -343,32 +380,30 @@ impl Engine {
         for span in &self.spans {
             self.caches.reserve(span.sequence, span.len)?;
         }
-        let Engine { cpu, file, spec, weights, rope, caches, work, tokens, spans, options, .. } = self;
-        let tensors = Tensors::File(file);
-        let context = Context {
-            cpu,
-            tensors,
-            spec,
-            weights,
-            rope: rope.as_ref(),
-            lean: options.lean,
-            watch: None,
-            trace,
-        };
+        let Parts { context, caches, work, tokens, spans } = self.parts(trace);
+        context.make_room(spans, caches, work)?;
         context.layers(tokens, spans, caches, work)?;
         let wanted = runs.iter().zip(spans.iter()).flat_map(|(run, span)| {
-            let skip = match run.logits {
-                WantLogits::None => span.len,
-                WantLogits::Last => span.len - 1,
-                WantLogits::All => 0,
-            };
-            span.start + skip..span.start + span.len
+            let end = span.start + span.len;
+            end - run.logits.rows(span.len)..end
         });
         let rows = context.head(wanted, work)?;
+        context.follow(tokens, spans, caches, work)?;
         for span in spans.iter() {
-            caches.parts(span.sequence)?.0.position += span.len;
+            let sequence = caches.parts(span.sequence)?.0;
+            sequence.position += span.len - span.drafts;
+            sequence.draft.proposed = span.drafts;
         }
-        Ok(Logits { vocab: spec.vocab, data: &mut work.logits[..rows * spec.vocab] })
+        let vocab = context.spec.vocab;
+        Ok(Logits { vocab, data: &mut work.logits[..rows * vocab] })
+    }
+
+    /// What the forward pass reads, and what it changes.
+    pub(crate) fn parts<'a: 'c, 'c>(&'a mut self, trace: Option<&'c Trace>) -> Parts<'a, 'c> {
+        let Engine { cpu, file, spec, weights, rope, caches, work, tokens, spans, options, .. } = self;
+        let (file, rope, lean) = (Tensors::File(file), rope.as_ref(), options.lean);
+        let context = Context { cpu, tensors: file, spec, weights, rope, lean, watch: None, trace };
+        Parts { context, caches, work, tokens, spans }
     }
 
     /// Checks a step and lays its runs out as rows.
@@ -389,17 +424,15 @@ impl Engine {
             let position = self.caches.get(run.sequence)?.position;
             let (start, len) = (self.tokens.len(), run.tokens.len());
             self.limit("tokens", start + len, self.options.step_tokens)?;
+            let drafts = run.logits.drafts();
+            self.limit("drafts", drafts, self.options.speculation.most.min(len - 1))?;
             let needed = position + len;
             if needed > self.selected.context {
                 return Err(EngineError::ContextFull { needed, context: self.selected.context });
             }
             self.tokens.extend_from_slice(run.tokens);
-            self.spans.push(Span { sequence: run.sequence, start, len, position });
-            rows += match run.logits {
-                WantLogits::None => 0,
-                WantLogits::Last => 1,
-                WantLogits::All => len,
-            };
+            self.spans.push(Span { sequence: run.sequence, start, len, position, drafts });
+            rows += run.logits.rows(len);
         }
         self.limit("logit rows", rows, self.options.logit_rows)
     }
@@ -418,6 +451,7 @@ fn model_spec(file: &BaseFile) -> Result<ModelSpec, EngineError> {
     let mut spec = ModelSpec::new(arch, &config).map_err(at)?;
     // The presence of the tensor decides; flags and config only confirm (docs/format.md).
     spec.tied_head = file.tensor_index("lm_head.weight").is_none();
+    spec.draft = spec.draft.filter(|_| file.tensor_index("mtp.fc.weight").is_some());
     Ok(spec)
 }
 

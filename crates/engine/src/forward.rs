@@ -4,9 +4,11 @@
 //! run by run, because they read that sequence's cache. Nothing here depends on how many tokens or runs
 //! there are, so a token's result does not either.
 
+mod draft;
+
 use std::ops::Range;
 
-use basert_kernels::{Cpu, DeltaShape, KvGeometry, LinearJob, Pairing, Scratch, route};
+use basert_kernels::{Cpu, DeltaScratch, DeltaShape, KvGeometry, LinearJob, Pairing, Scratch, route};
 use basert_model::{Attention, Ffn, GatedDelta, LayerSpec, Mixer, ModelSpec, Moe, RopePairing};
 
 use crate::EngineError;
@@ -28,6 +30,8 @@ pub(crate) struct Span {
     pub len: usize,
     /// Position of the first row in the sequence.
     pub position: usize,
+    /// The last rows that are guesses: recurrent states do not keep them.
+    pub drafts: usize,
 }
 
 impl Span {
@@ -262,30 +266,20 @@ impl Context<'_> {
         let tokens: usize = spans.iter().map(|s| s.len).sum();
         let (inner, kv_width) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
         self.queries_keys_values(a, w, tokens, work)?;
-        let Workspace { inner: q, gate, k, v, mixed, out, scratch, .. } = work;
+        self.store_keys_values(a, kv, spans, caches, work)?;
+        let Workspace { inner: q, gate, mixed, out, scratch, .. } = work;
         let mixed = &mut mixed[..tokens * inner];
         let scale = 1.0 / (a.head_dim as f32).sqrt();
         let KvGeometry { k: k_type, v: v_type, .. } = caches.kv[kv].geometry;
-        self.timed(Operation::Rotate, || {
-            if k_type.is_rotated() {
-                self.cpu.rotate(&mut q[..tokens * inner], a.head_dim);
-                self.cpu.rotate(&mut k[..tokens * kv_width], a.head_dim);
-            }
-            if v_type.is_rotated() {
-                self.cpu.rotate(&mut v[..tokens * kv_width], a.head_dim);
-            }
-        });
+        if k_type.is_rotated() {
+            self.timed(Operation::Rotate, || self.cpu.rotate(&mut q[..tokens * inner], a.head_dim));
+        }
         let bytes = k_type.row_bytes(kv_width) + v_type.row_bytes(kv_width);
         for span in spans {
             let (sequence, layers) = caches.parts(span.sequence)?;
-            let layer = &mut layers[kv];
-            let (rows, kv_rows) = (span.of(inner), span.of(kv_width));
+            let layer = &layers[kv];
+            let rows = span.of(inner);
             let (geometry, pages, first) = (&layer.geometry, &sequence.pages, span.position);
-            let (k, v) = (&k[kv_rows.clone()], &v[kv_rows]);
-            let stored = || Needs { bytes: (bytes * span.len) as f64, multiply_adds: 0.0 };
-            self.timed_with(Operation::StoreKv, stored, || {
-                self.cpu.store_kv(geometry, &mut layer.k, &mut layer.v, pages, first, k, v);
-            });
             let (q, mixed) = (&q[rows.clone()], &mut mixed[rows]);
             let needs = || attention_needs(span, a.heads, a.head_dim, bytes as u64);
             self.timed_with(Operation::Attention, needs, || {
@@ -300,6 +294,41 @@ impl Context<'_> {
         }
         let out = &mut out[..tokens * self.spec.hidden];
         self.linear(scratch, mixed, [Job { w: w.o.all(), out }])
+    }
+
+    /// Puts the keys and values of `work.k` and `work.v` into the cache.
+    fn store_keys_values(
+        &self,
+        a: &Attention,
+        kv: usize,
+        spans: &[Span],
+        caches: &mut Caches,
+        work: &mut Workspace,
+    ) -> Result<(), EngineError> {
+        let kv_width = a.kv_heads * a.head_dim;
+        let n = spans.iter().map(|s| s.len).sum::<usize>() * kv_width;
+        let (k, v) = (&mut work.k[..n], &mut work.v[..n]);
+        let KvGeometry { k: k_type, v: v_type, .. } = caches.kv[kv].geometry;
+        self.timed(Operation::Rotate, || {
+            if k_type.is_rotated() {
+                self.cpu.rotate(k, a.head_dim);
+            }
+            if v_type.is_rotated() {
+                self.cpu.rotate(v, a.head_dim);
+            }
+        });
+        let bytes = k_type.row_bytes(kv_width) + v_type.row_bytes(kv_width);
+        for span in spans {
+            let (sequence, layers) = caches.parts(span.sequence)?;
+            let (layer, rows) = (&mut layers[kv], span.of(kv_width));
+            let (k, v, pages) = (&k[rows.clone()], &v[rows], &sequence.pages);
+            let stored = || Needs { bytes: (bytes * span.len) as f64, multiply_adds: 0.0 };
+            self.timed_with(Operation::StoreKv, stored, || {
+                let first = span.position;
+                self.cpu.store_kv(&layer.geometry, &mut layer.k, &mut layer.v, pages, first, k, v);
+            });
+        }
+        Ok(())
     }
 
     /// Queries (and their gate), keys and values of `work.h`: projected, normed, rotated.
@@ -375,37 +404,49 @@ impl Context<'_> {
         ];
         self.linear(scratch, &h[..tokens * self.spec.hidden], jobs)?;
 
-        let shape = delta_shape(d);
         let mixed = &mut mixed[..tokens * width];
         for span in spans {
             let LayerCache::State(slot) = slot else { continue };
             let (sequence, _) = caches.parts(span.sequence)?;
-            let (state, tail) = slot.split(&mut sequence.state);
-            let convolved = &mut inner[span.of(channels)];
-            self.timed(Operation::Convolution, || {
-                self.cpu.conv1d_silu(&qkv[span.of(channels)], &w.conv, tail, convolved);
-            });
-            let heads = span.of(d.value_heads);
-            let needs = || delta_needs(&shape, span.len);
-            self.timed_with(Operation::DeltaRule, needs, || {
-                self.cpu.gated_delta(
-                    &shape,
-                    delta,
-                    convolved,
-                    &alpha[heads.clone()],
-                    &beta[heads],
-                    &w.neg_a,
-                    &w.dt_bias,
-                    state,
-                    &mut mixed[span.of(width)],
-                );
-            });
+            let (rows, heads) = (span.of(channels), span.of(d.value_heads));
+            let inputs = [&qkv[rows.clone()], &alpha[heads.clone()], &beta[heads]];
+            let keep = span.len - span.drafts;
+            if span.drafts > 0 {
+                let [qkv, alpha, beta] = inputs;
+                let (rows, heads) = (keep * channels, keep * d.value_heads);
+                sequence.draft.keep_inputs(slot.kept, [&qkv[rows..], &alpha[heads..], &beta[heads..]]);
+            }
+            let state = slot.split(&mut sequence.state);
+            self.recur((d, w), inputs, keep, state, delta, [&mut inner[rows], &mut mixed[span.of(width)]]);
         }
         self.timed(Operation::Gate, || {
             self.cpu.gated_rms_norm(mixed, &w.norm, z, self.spec.norm_eps);
         });
         let out = &mut out[..tokens * self.spec.hidden];
         self.linear(scratch, mixed, [Job { w: w.out.all(), out }])
+    }
+
+    /// Convolution and delta rule of one sequence's tokens, whose channels, decay and update rates are `inputs`. `state`, the delta state
+    /// and the convolution's last inputs, moves over the first `keep` of them.
+    fn recur(
+        &self,
+        (d, w): (&GatedDelta, &DeltaWeights),
+        inputs: [&[f32]; 3],
+        keep: usize,
+        (state, tail): (&mut [f32], &mut [f32]),
+        scratch: &mut DeltaScratch,
+        [convolved, out]: [&mut [f32]; 2],
+    ) {
+        let [qkv, alpha, beta] = inputs;
+        let shape = delta_shape(d);
+        self.timed(Operation::Convolution, || {
+            self.cpu.conv1d_silu(qkv, &w.conv, tail, keep, convolved);
+        });
+        let needs = || delta_needs(&shape, alpha.len() / d.value_heads);
+        let (neg_a, dt_bias) = (&w.neg_a, &w.dt_bias);
+        self.timed_with(Operation::DeltaRule, needs, || {
+            self.cpu.gated_delta(&shape, scratch, convolved, alpha, beta, neg_a, dt_bias, state, keep, out);
+        });
     }
 
     fn ffn(

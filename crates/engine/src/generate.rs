@@ -11,6 +11,7 @@ use crate::EngineError;
 use crate::engine::{Engine, TokenRun, WantLogits};
 use crate::reader::{Reader, Reuse};
 use crate::sampler::{Sampler, SamplingParams};
+use crate::speculate::{Guesser, Pace, Speculated};
 
 /// What to generate.
 #[derive(Clone, Debug)]
@@ -65,6 +66,8 @@ pub struct Generation {
     pub first_token: Duration,
     /// Time for the decode steps, the first token not included.
     pub decode: Duration,
+    /// What was guessed in these steps.
+    pub speculated: Speculated,
 }
 
 /// Answers `prompt`, telling `on_event` what happens as it happens. A fresh sequence is used and released.
@@ -90,6 +93,8 @@ pub fn generate(
 #[derive(Debug, Default)]
 pub struct Session {
     reader: Option<Reader>,
+    /// What earlier answers taught about guesses.
+    pace: Pace,
 }
 
 impl Session {
@@ -126,7 +131,7 @@ impl Session {
             }
             None => self.reader.insert(Reader::open(engine, prompt, &Reuse::default(), false)?),
         };
-        let answered = answer(engine, reader, prompt, params, on_event);
+        let answered = answer(engine, reader, &mut self.pace, prompt, params, on_event);
         if answered.is_err() {
             reader.spoil();
             self.clear(engine);
@@ -156,7 +161,8 @@ impl Session {
     /// arithmetic; more tokens than the context holds, and no free sequence.
     pub fn load(engine: &mut Engine, path: &Path) -> Result<(Session, Value), EngineError> {
         let (sequence, tokens, caller) = engine.load_sequence(path)?;
-        Ok((Session { reader: sequence.map(|sequence| Reader::resume(sequence, tokens)) }, caller))
+        let reader = sequence.map(|sequence| Reader::resume(sequence, tokens));
+        Ok((Session { reader, ..Session::default() }, caller))
     }
 
     /// Forgets everything and releases the sequence.
@@ -171,6 +177,7 @@ impl Session {
 fn answer(
     engine: &mut Engine,
     reader: &mut Reader,
+    pace: &mut Pace,
     prompt: &[u32],
     params: &GenerateParams,
     on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
@@ -203,28 +210,82 @@ fn answer(
         prefill,
         first_token: prefill,
         decode: Duration::ZERO,
+        speculated: Speculated::default(),
     };
-    // A context of n positions holds n - 1 fed tokens before the last sampled one.
-    while let Some(token) = next {
-        if params.eos.contains(&token) {
-            generation.finish = Finish::Stop;
-            break;
-        }
-        generation.ids.push(token);
-        if on_event(Event::Token(token)).is_break() {
-            generation.finish = Finish::Stop;
-            break;
-        }
-        let full = reader.tokens().len() == engine.selected().context;
-        if generation.ids.len() >= params.max_tokens || full {
-            break;
-        }
-        let run = TokenRun { sequence: reader.sequence, tokens: &[token], logits: WantLogits::Last };
-        let mut logits = engine.step(&[run])?;
-        reader.ran(&[token]);
-        next = Some(sampler.sample(logits.row_mut(0))?);
-        reader.settle(engine)?;
+    if let Some(first) = next {
+        let mut draw = Draw { sampler, guesser: Guesser::new(engine, std::mem::take(pace)) };
+        let decoded = decode(engine, reader, &mut draw, first, params, &mut generation, on_event);
+        (generation.speculated, *pace) = draw.guesser.finish();
+        decoded?;
     }
     generation.decode = start.elapsed() - prefill;
     Ok(generation)
+}
+
+/// Who draws tokens, and who guesses them.
+struct Draw {
+    sampler: Sampler,
+    guesser: Guesser,
+}
+
+/// Runs the answer's tokens from the first on, with guesses behind each where guessing is on.
+fn decode(
+    engine: &mut Engine,
+    reader: &mut Reader,
+    Draw { sampler, guesser }: &mut Draw,
+    first: u32,
+    params: &GenerateParams,
+    generation: &mut Generation,
+    on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
+) -> Result<(), EngineError> {
+    let context = engine.selected().context;
+    let mut token = first;
+    let mut goes_on = generation.take(first, params, on_event).is_continue();
+    let mut run = Vec::new();
+    // A context of n positions holds n - 1 fed tokens before the last sampled one.
+    while goes_on && reader.tokens().len() < context {
+        let room = (params.max_tokens - generation.ids.len() - 1)
+            .min(context - reader.tokens().len() - 1)
+            .min(reader.room(engine) - 1);
+        run.clear();
+        run.push(token);
+        run.extend_from_slice(guesser.guess(engine, reader.sequence, reader.tokens(), token, room)?);
+        let logits = WantLogits::Verify(run.len() - 1);
+        let mut logits = engine.step(&[TokenRun { sequence: reader.sequence, tokens: &run, logits }])?;
+        let mut accepted = 0;
+        loop {
+            token = sampler.sample(logits.row_mut(accepted))?;
+            goes_on = generation.take(token, params, on_event).is_continue();
+            if !goes_on || run.get(accepted + 1) != Some(&token) {
+                break;
+            }
+            accepted += 1;
+        }
+        engine.accept(reader.sequence, accepted)?;
+        guesser.verified(accepted, true);
+        reader.ran(&run[..=accepted]);
+        reader.settle(engine)?;
+    }
+    Ok(())
+}
+
+impl Generation {
+    /// Takes the next token of the answer, and says whether it goes on behind it.
+    fn take(
+        &mut self,
+        token: u32,
+        params: &GenerateParams,
+        on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        if params.eos.contains(&token) {
+            self.finish = Finish::Stop;
+            return ControlFlow::Break(());
+        }
+        self.ids.push(token);
+        if on_event(Event::Token(token)).is_break() {
+            self.finish = Finish::Stop;
+            return ControlFlow::Break(());
+        }
+        if self.ids.len() >= params.max_tokens { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
 }

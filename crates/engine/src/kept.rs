@@ -66,6 +66,15 @@ impl Engine {
         stateful && position.is_multiple_of(self.selected.page_tokens)
     }
 
+    /// Tokens to the next position whose state can be kept.
+    pub(crate) fn to_page_end(&self, position: usize) -> usize {
+        let page = self.selected.page_tokens;
+        match self.caches.prefix() {
+            Some(prefix) if prefix.is_stateful() => page - position % page,
+            _ => usize::MAX,
+        }
+    }
+
     /// Counters of the prefix cache, if there is one.
     pub fn prefix_stats(&self) -> Option<PrefixStats> {
         self.caches.prefix_stats()

@@ -3,6 +3,7 @@
 use basert_model::ModelSpec;
 
 use crate::cache::CacheSizes;
+use crate::speculate::DraftSizes;
 use crate::workspace::Workspace;
 
 /// Bytes that a loaded engine holds, by part. Vectors (norms, biases), tables of strings and the program itself are not
@@ -31,6 +32,8 @@ pub struct MemoryPlan {
     pub logits: u64,
     /// The kernels' scratch of all threads: quantised activations, tiles, states of attention.
     pub scratch: u64,
+    /// What sequences keep of guessed tokens.
+    pub drafts: u64,
 }
 
 impl MemoryPlan {
@@ -40,7 +43,7 @@ impl MemoryPlan {
     }
 
     /// All parts that add up to the total, with their names.
-    pub fn parts(&self) -> [(&'static str, u64); 11] {
+    pub fn parts(&self) -> [(&'static str, u64); 12] {
         [
             ("weights (mapped)", self.weights_mapped),
             ("weights (held)", self.weights_held),
@@ -53,6 +56,7 @@ impl MemoryPlan {
             ("workspace", self.workspace),
             ("logits", self.logits),
             ("scratch", self.scratch),
+            ("drafts", self.drafts),
         ]
     }
 
@@ -63,7 +67,8 @@ impl MemoryPlan {
         step_tokens: usize,
         logit_rows: usize,
     ) -> MemoryPlan {
-        let pools = spec.layers.iter().filter_map(|layer| sizes.pool_bytes(layer));
+        let layers = spec.layers.iter().chain(&spec.draft);
+        let pools = layers.filter_map(|layer| Some(sizes.pool_bytes(layer.mixer.attention()?)));
         let pools = pools.fold((0u64, 0u64), |sum, (k, v)| {
             (sum.0.saturating_add(k as u64), sum.1.saturating_add(v as u64))
         });
@@ -82,6 +87,8 @@ impl MemoryPlan {
             snapshots: (state as u64).saturating_mul(sizes.snapshots as u64),
             workspace: Workspace::planned_bytes(spec, step_tokens, logit_rows) as u64 - logits,
             logits,
+            drafts: (DraftSizes::new(spec, sizes.drafts).bytes() as u64)
+                .saturating_mul(sizes.sequences as u64),
             ..MemoryPlan::default()
         }
     }
@@ -135,6 +142,7 @@ mod tests {
             vocab: 100,
             norm_eps: 1e-6,
             layers: vec![layer(Mixer::GatedDelta(delta)), layer(Mixer::Attention(attention))],
+            draft: None,
             tied_head: true,
             max_context: None,
         }
@@ -150,23 +158,29 @@ mod tests {
     fn planned_bytes_are_allocated_bytes() {
         let moe =
             Moe { experts: 4, top_k: 2, intermediate: 32, shared_intermediate: Some(48), renormalise: true };
-        for spec in [spec(Ffn::Dense { intermediate: 96 }), spec(Ffn::Moe(moe))] {
+        let dense = spec(Ffn::Dense { intermediate: 96 });
+        let drafting = ModelSpec { draft: Some(dense.layers[1]), ..dense.clone() };
+        for (spec, drafts) in [(dense, 0), (spec(Ffn::Moe(moe)), 3), (drafting, 3)] {
             for kv in pairs() {
                 for (context, page_tokens, cached_pages, snapshots) in
                     [(100, 128, 0, 0), (100, 32, 0, 0), (100, 32, 5, 2)]
                 {
+                    let sequences = 3;
                     let sizes =
-                        CacheSizes { kv, context, page_tokens, sequences: 3, cached_pages, snapshots };
+                        CacheSizes { kv, context, page_tokens, sequences, cached_pages, snapshots, drafts };
                     let plan = MemoryPlan::of(&spec, &sizes, 48, 5);
-                    let caches = Caches::new(&spec.layers, sizes).unwrap();
+                    let mut caches = Caches::new(&spec, sizes).unwrap();
                     let bytes: usize = caches.kv.iter().map(|l| l.k.len() + l.v.len()).sum();
                     assert_eq!(plan.kv + plan.prefix_kv, bytes as u64);
                     assert_eq!((bytes as u64, kv), (caches.pools().bytes, caches.types()));
                     let keys: usize = caches.kv.iter().map(|l| l.k.len()).sum();
                     assert_eq!(plan.kv_keys * sizes.pages() as u64, (keys * sizes.sequence_pages()) as u64);
                     assert_eq!(plan.snapshots, caches.held().snapshots);
-                    assert_eq!(caches.pools().bytes_per_token, kv.bytes_per_token(&spec));
+                    let token = kv.bytes_per_token(&spec) * caches.kv.len() as u64;
+                    assert_eq!(caches.pools().bytes_per_token, token);
                     assert_eq!(plan.state, (3 * caches.state_len * size_of::<f32>()) as u64);
+                    let sequence = caches.open().unwrap();
+                    assert_eq!(plan.drafts, 3 * caches.get(sequence).unwrap().draft.bytes() as u64);
                     let workspace = Workspace::new(&spec, 48, 5);
                     assert_eq!(plan.workspace + plan.logits, workspace.allocated_bytes() as u64);
                 }

@@ -88,6 +88,11 @@ impl Reader {
         self.stops.front().copied().unwrap_or(usize::MAX)
     }
 
+    /// Tokens that can be run before something may have to be kept.
+    pub fn room(&self, engine: &Engine) -> usize {
+        engine.to_page_end(self.tokens.len())
+    }
+
     /// Takes note of tokens that were run.
     pub fn ran(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
@@ -96,6 +101,11 @@ impl Reader {
     /// Nothing is kept from now on, because a step failed.
     pub fn spoil(&mut self) {
         self.spoilt = true;
+    }
+
+    /// Whether nobody knows what the caches hold.
+    pub fn is_spoilt(&self) -> bool {
+        self.spoilt
     }
 
     /// Keeps what has to be kept at this place. Call it after every step.

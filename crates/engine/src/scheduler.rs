@@ -16,6 +16,7 @@ use crate::engine::{Engine, Logits, TokenRun, WantLogits};
 use crate::generate::{Finish, GenerateParams};
 use crate::reader::{Reader, Reuse};
 use crate::sampler::Sampler;
+use crate::speculate::{Guesser, Pace, Speculated};
 
 /// What a request wants.
 #[derive(Clone, Debug)]
@@ -117,6 +118,11 @@ struct Running {
     cached: usize,
     /// The token that was sampled last and has not been run, once the prompt is done.
     next: Option<u32>,
+    guesser: Guesser,
+    /// That token and what was guessed behind it, for a step.
+    ahead: Vec<u32>,
+    /// Guesses of the step that were right.
+    accepted: usize,
     /// Tokens of the answer.
     answered: usize,
 }
@@ -131,13 +137,21 @@ pub struct Scheduler {
     waiting: VecDeque<(Request, Box<dyn Client>)>,
     /// In the order of arrival.
     running: Vec<Running>,
+    /// What earlier answers taught about guesses.
+    pace: Pace,
+    speculated: Speculated,
 }
+
+/// Rows of a step up to which tokens are guessed: more answers share them, and many are fast enough together.
+const GUESSING_ROWS: usize = 8;
 
 impl Scheduler {
     /// A scheduler for an engine that was loaded for some sequences, and as many tokens and rows of logits in a step; with
     /// fewer of these, fewer requests run at a time.
     pub fn new(engine: Engine, limits: Limits) -> Scheduler {
-        Scheduler { engine, limits, waiting: VecDeque::new(), running: Vec::new() }
+        let (waiting, running) = (VecDeque::new(), Vec::new());
+        let (pace, speculated) = (Pace::default(), Speculated::default());
+        Scheduler { engine, limits, waiting, running, pace, speculated }
     }
 
     /// The engine, for what it has selected.
@@ -153,6 +167,11 @@ impl Scheduler {
     /// Requests that have one.
     pub fn running(&self) -> usize {
         self.running.len()
+    }
+
+    /// What was guessed for all answers since this was asked last.
+    pub fn take_speculated(&mut self) -> Speculated {
+        std::mem::take(&mut self.speculated)
     }
 
     /// Whether a step would do anything.
@@ -191,6 +210,7 @@ impl Scheduler {
         if shares.is_empty() {
             return;
         }
+        self.guess(&shares);
         let context = self.engine.selected().context;
         let Scheduler { engine, running, .. } = self;
         let runs: Vec<TokenRun<'_>> = shares.iter().map(|share| running[share.0].run(share)).collect();
@@ -200,14 +220,12 @@ impl Scheduler {
                 let mut row = 0;
                 for (index, prompt) in &shares {
                     let request = &mut running[*index];
-                    let (first, samples) = (row, request.wants_logits(prompt.as_ref()));
+                    let first = row;
                     row += request.logit_rows(prompt.as_ref());
-                    request.score(prompt.as_ref(), &mut logits, first);
-                    let row = samples.then(|| row.saturating_sub(1));
-                    let mut flow = request.read(prompt.clone());
-                    if let (ControlFlow::Continue(()), Some(row)) = (flow, row) {
-                        flow = request.sample(logits.row_mut(row), context);
-                    }
+                    let flow = match prompt {
+                        Some(range) => request.read(range.clone(), &mut logits, first..row, context),
+                        None => request.verify(&mut logits, first, context),
+                    };
                     if flow.is_break() {
                         ended.push(*index);
                     }
@@ -227,11 +245,39 @@ impl Scheduler {
         self.end(ended);
     }
 
+    /// Guesses what comes behind the next tokens of answers, while these are few.
+    fn guess(&mut self, shares: &[Share]) {
+        let Scheduler { engine, running, .. } = self;
+        let rows = |share: &Share| running[share.0].logit_rows(share.1.as_ref());
+        let tokens = |share: &Share| share.1.as_ref().map_or(1, Range::len);
+        let used = shares.iter().fold((0, 0), |sum, share| (sum.0 + rows(share), sum.1 + tokens(share)));
+        let answers = shares.iter().filter(|share| share.1.is_none()).count();
+        let mut left = (engine.logit_rows() - used.0).min(engine.step_tokens() - used.1);
+        for (index, _) in shares.iter().filter(|share| share.1.is_none()) {
+            let request = &mut running[*index];
+            let room = left.min((GUESSING_ROWS / answers).saturating_sub(1));
+            request.look_ahead(engine, room);
+            left -= request.ahead.len().saturating_sub(1);
+        }
+    }
+
     /// Lets what was run be kept.
     fn settle(&mut self, shares: &[Share]) {
-        for (index, _) in shares {
+        let Scheduler { engine, running, speculated, .. } = self;
+        let alone = shares.len() == 1;
+        for (index, prompt) in shares {
+            let request = &mut running[*index];
+            if prompt.is_none() && !request.reader.is_spoilt() {
+                let (sequence, accepted) = (request.reader.sequence, request.accepted);
+                if engine.accept(sequence, accepted).is_err() {
+                    request.reader.spoil();
+                }
+                request.reader.ran(&request.ahead[..=accepted]);
+                request.ahead.clear();
+                speculated.add(request.guesser.verified(accepted, alone));
+            }
             // Who cannot keep something reads it again.
-            let _ = self.running[*index].reader.settle(&mut self.engine);
+            let _ = request.reader.settle(engine);
         }
     }
 
@@ -254,7 +300,20 @@ impl Scheduler {
             let Some((request, client)) = self.waiting.pop_front() else { return };
             let cached = reader.tokens().len();
             let sampler = Sampler::new(request.params.sampling.clone(), &request.prompt);
-            self.running.push(Running { request, client, reader, sampler, cached, next: None, answered: 0 });
+            let guesser = Guesser::new(&self.engine, self.pace.clone());
+            let ahead = Vec::with_capacity(self.engine.selected().speculation.most + 1);
+            self.running.push(Running {
+                request,
+                client,
+                reader,
+                sampler,
+                cached,
+                next: None,
+                guesser,
+                ahead,
+                accepted: 0,
+                answered: 0,
+            });
         }
     }
 
@@ -292,6 +351,7 @@ impl Scheduler {
         for index in indices.into_iter().rev() {
             let request = self.running.remove(index);
             request.reader.close(&mut self.engine);
+            self.pace = request.guesser.finish().1;
         }
     }
 }
@@ -300,33 +360,64 @@ impl Running {
     fn run<'a>(&'a self, (_, prompt): &Share) -> TokenRun<'a> {
         let tokens = match prompt {
             Some(range) => &self.request.prompt[range.clone()],
-            None => self.next.as_slice(),
+            None => &self.ahead[..],
         };
         let logits = match self.logit_rows(prompt.as_ref()) {
             0 => WantLogits::None,
             1 => WantLogits::Last,
+            rows if prompt.is_none() => WantLogits::Verify(rows - 1),
             _ => WantLogits::All,
         };
         TokenRun { sequence: self.reader.sequence, tokens, logits }
     }
 
-    /// Whether a token is sampled after these tokens of the prompt, or after one of the answer.
-    fn wants_logits(&self, prompt: Option<&Range<usize>>) -> bool {
-        let is_last = prompt.is_none_or(|range| range.end == self.request.prompt.len());
-        is_last && self.request.params.max_tokens > 0
+    /// Whether a token is sampled after these tokens of the prompt.
+    fn samples(&self, prompt: &Range<usize>) -> bool {
+        prompt.end == self.request.prompt.len() && self.request.params.max_tokens > 0
     }
 
-    /// Rows of logits that a run needs: all of a prompt that is scored, else the last or none.
+    /// Rows of logits that a run needs: all of a prompt that is scored, else the last or none; of an answer one, and one for every
+    /// guess.
     fn logit_rows(&self, prompt: Option<&Range<usize>>) -> usize {
         match (prompt, self.client.wants_prompt()) {
+            (None, _) => self.ahead.len().max(1),
             (Some(range), Some(_)) => range.len(),
-            _ => usize::from(self.wants_logits(prompt)),
+            (Some(range), None) => usize::from(self.samples(range)),
+        }
+    }
+
+    /// Guesses at most `room` tokens behind the next one.
+    fn look_ahead(&mut self, engine: &mut Engine, room: usize) {
+        let Some(next) = self.next else { return };
+        let tokens = self.reader.tokens();
+        let room = room
+            .min((self.request.params.max_tokens - self.answered).saturating_sub(1))
+            .min((engine.selected().context - tokens.len()).saturating_sub(1))
+            .min(self.reader.room(engine) - 1);
+        self.ahead.clear();
+        self.ahead.push(next);
+        // Who cannot guess runs on without.
+        if let Ok(drafts) = self.guesser.guess(engine, self.reader.sequence, tokens, next, room) {
+            self.ahead.extend_from_slice(drafts);
+        }
+    }
+
+    /// Draws the tokens behind the next one, as far as they were guessed and one more. [`ControlFlow::Break`] if one of them ends the
+    /// request.
+    fn verify(&mut self, logits: &mut Logits<'_>, first: usize, context: usize) -> ControlFlow<()> {
+        self.accepted = 0;
+        loop {
+            self.sample(logits.row_mut(first + self.accepted), context)?;
+            if self.next.as_ref() != self.ahead.get(self.accepted + 1) {
+                return ControlFlow::Continue(());
+            }
+            self.accepted += 1;
         }
     }
 
     /// Tells the client of the prompt's tokens that the rows from `first` on predict, if it wants to know.
-    fn score(&mut self, prompt: Option<&Range<usize>>, logits: &mut Logits<'_>, first: usize) {
-        let (Some(range), Some(count)) = (prompt, self.client.wants_prompt()) else { return };
+    fn score(&mut self, range: &Range<usize>, logits: &mut Logits<'_>, first: usize) {
+        let Some(count) = self.client.wants_prompt() else { return };
         let next = self.request.prompt.get(range.start + 1..).unwrap_or_default();
         let tokens = next.iter().take(range.len()).zip(first..).map(|(&id, row)| {
             let row = logits.row_mut(row);
@@ -339,19 +430,27 @@ impl Running {
         self.client.take_prompt(tokens);
     }
 
-    /// Takes note of what was run. [`ControlFlow::Break`] if that ends the request.
-    fn read(&mut self, prompt: Option<Range<usize>>) -> ControlFlow<()> {
-        let Some(range) = prompt else {
-            self.reader.ran(self.next.as_slice());
-            return ControlFlow::Continue(());
-        };
+    /// Takes note of tokens of the prompt that were run, whose logits are `rows`, and draws the first of the answer behind the last.
+    /// [`ControlFlow::Break`] if that ends the request.
+    fn read(
+        &mut self,
+        range: Range<usize>,
+        logits: &mut Logits<'_>,
+        rows: Range<usize>,
+        context: usize,
+    ) -> ControlFlow<()> {
+        self.score(&range, logits, rows.start);
         let total = self.request.prompt.len();
         self.reader.ran(&self.request.prompt[range.clone()]);
         self.client.take(News::Prefilled { done: range.end, cached: self.cached, total })?;
         if range.end == total && self.request.params.max_tokens == 0 {
             return self.finish(Finish::Length);
         }
-        ControlFlow::Continue(())
+        if self.samples(&range) {
+            self.sample(logits.row_mut(rows.end - 1), context)
+        } else {
+            ControlFlow::Continue(())
+        }
     }
 
     /// Picks the next token from its logits. [`ControlFlow::Break`] if it ends the request.

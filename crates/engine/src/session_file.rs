@@ -48,12 +48,12 @@ pub(crate) fn save(
         fingerprint,
         caller,
         tokens: tokens.to_vec(),
-        token_bytes: caches.kv.iter().map(KvLayer::token_bytes).sum(),
+        token_bytes: caches.trunk().iter().map(KvLayer::token_bytes).sum(),
         state_elements: state.len(),
     };
     let body = |sink: &mut Sink| -> io::Result<()> {
         let Some(sequence) = sequence else { return Ok(()) };
-        for layer in &caches.kv {
+        for layer in caches.trunk() {
             for (pool, dtype) in [(&layer.k, layer.geometry.k), (&layer.v, layer.geometry.v)] {
                 let mut runs = layer.runs(dtype, &sequence.pages, tokens.len()).into_iter();
                 runs.try_for_each(|run| sink.bytes(&pool.as_bytes()[run]))?;
@@ -92,7 +92,7 @@ pub(crate) fn load(
     if header.tokens.is_empty() {
         return Ok((None, Vec::new(), header.caller));
     }
-    let token_bytes: u64 = caches.kv.iter().map(KvLayer::token_bytes).sum();
+    let token_bytes: u64 = caches.trunk().iter().map(KvLayer::token_bytes).sum();
     if (header.token_bytes, header.state_elements) != (token_bytes, caches.state_len) {
         return Err(problem(path, "its pages and states have other sizes"));
     }
@@ -112,10 +112,11 @@ fn fill(
     tokens: usize,
 ) -> Result<io::Result<()>, EngineError> {
     caches.reserve(id, tokens)?;
+    let trunk = caches.trunk().len();
     let (sequence, layers) = caches.parts(id)?;
     sequence.position = tokens;
     let mut read = || -> io::Result<()> {
-        for layer in layers.iter_mut() {
+        for layer in &mut layers[..trunk] {
             for run in layer.runs(layer.geometry.k, &sequence.pages, tokens) {
                 source.bytes(&mut layer.k.as_bytes_mut()[run])?;
             }

@@ -10,6 +10,7 @@ use crate::cache::CacheSizes;
 use crate::engine::Options;
 use crate::forward::delta_shape;
 use crate::plan::{MemoryPlan, available_memory};
+use crate::speculate::MOST_DRAFTS;
 use crate::tensor::decoded_because;
 
 /// Context of a model that declares none, in tokens.
@@ -60,9 +61,10 @@ pub(crate) fn decoded_fit(file: &BaseFile, options: &Options) -> bool {
     bytes == 0 || available_memory().is_none_or(|free| bytes <= free / 2)
 }
 
-/// Bytes of the matrices that have to be decoded to f32. Draft layers are not loaded.
+/// Bytes of the matrices that have to be decoded to f32, of those that are loaded.
 fn decoded_bytes(file: &BaseFile, options: &Options) -> u64 {
-    let tensors = file.tensors().filter(|tensor| !tensor.entry.name.starts_with("mtp."));
+    let drafts = options.speculation.uses_head();
+    let tensors = file.tensors().filter(|tensor| drafts || !tensor.entry.name.starts_with("mtp."));
     let bytes = tensors.map(|tensor| {
         let cols = tensor.shape.last().map_or(1, |&cols| cols as usize);
         let elements: u64 = tensor.shape.iter().product();
@@ -92,7 +94,7 @@ pub fn memory_plan(
 /// The smallest prefix cache that holds anything of a model, in bytes; with pages of 64 tokens unless `options` say otherwise.
 pub fn least_prefix_cache(spec: &ModelSpec, options: &Options) -> u64 {
     let page_tokens = options.page_tokens.unwrap_or(PREFIX_PAGE);
-    Sizing { spec, options }.least_prefix_cache(page_tokens)
+    Sizing { spec: loaded(spec, options), options }.least_prefix_cache(page_tokens)
 }
 
 /// The largest context, of at most `most` tokens, with which everything fits into `budget` bytes; `None` where not even
@@ -126,14 +128,15 @@ pub(crate) fn largest(
 
 /// Options of a model that are in their bounds.
 pub(crate) struct Sizing<'a> {
-    spec: &'a ModelSpec,
+    /// What of the model is loaded.
+    spec: ModelSpec,
     options: &'a Options,
 }
 
 impl<'a> Sizing<'a> {
     /// # Errors
     /// Options out of their bounds.
-    pub fn new(spec: &'a ModelSpec, options: &'a Options) -> Result<Sizing<'a>, EngineError> {
+    pub fn new(spec: &ModelSpec, options: &'a Options) -> Result<Sizing<'a>, EngineError> {
         let page = options.page_tokens;
         if let Some(page) = page.filter(|p| *p == 0 || p % TILE != 0) {
             let reason = format!("{page} tokens is not a positive multiple of {TILE}");
@@ -142,7 +145,8 @@ impl<'a> Sizing<'a> {
         within("page size", page, MAX_CONTEXT)?;
         within("sequences", Some(options.sequences), MAX_SEQUENCES)?;
         within("context", options.context, MAX_CONTEXT)?;
-        Ok(Sizing { spec, options })
+        most_drafts(options.speculation.most)?;
+        Ok(Sizing { spec: loaded(spec, options), options })
     }
 
     /// Sizes of the cache for a context.
@@ -159,6 +163,7 @@ impl<'a> Sizing<'a> {
             sequences: self.options.sequences,
             cached_pages,
             snapshots,
+            drafts: self.options.speculation.most,
         };
         if sizes.pages_have_ids() {
             return Ok(sizes);
@@ -178,7 +183,7 @@ impl<'a> Sizing<'a> {
     fn prefix_share(&self, page_tokens: usize) -> Result<(usize, usize), EngineError> {
         let limit = self.options.prefix_cache;
         let state = self.spec.state_bytes_per_sequence();
-        let page = self.options.kv.bytes_per_token(self.spec).saturating_mul(page_tokens as u64);
+        let page = self.token_bytes().saturating_mul(page_tokens as u64);
         if limit == 0 {
             return Ok((0, 0));
         }
@@ -195,10 +200,17 @@ impl<'a> Sizing<'a> {
         Ok((usize::try_from(pages).unwrap_or(usize::MAX), usize::try_from(snapshots).unwrap_or(usize::MAX)))
     }
 
+    /// Cache bytes of one token, with those of the prediction head.
+    fn token_bytes(&self) -> u64 {
+        let draft = self.spec.draft.as_ref().and_then(|layer| layer.mixer.attention());
+        let (k, v) = draft.map_or((0, 0), |attention| self.options.kv.layer_bytes(attention));
+        self.options.kv.bytes_per_token(&self.spec).saturating_add(k + v)
+    }
+
     /// Bytes of a prefix cache for one page and one state.
     fn least_prefix_cache(&self, page_tokens: usize) -> u64 {
         let state = self.spec.state_bytes_per_sequence();
-        let page = self.options.kv.bytes_per_token(self.spec).saturating_mul(page_tokens as u64);
+        let page = self.token_bytes().saturating_mul(page_tokens as u64);
         if state > 0 { 2 * state.max(page) } else { page }
     }
 
@@ -214,14 +226,14 @@ impl<'a> Sizing<'a> {
             weights_held: weights.held,
             weights_decoded: weights.decoded,
             scratch: self.scratch(context, weights.needs).bytes(threads),
-            ..MemoryPlan::of(self.spec, &self.sizes(context)?, step_tokens, logit_rows)
+            ..MemoryPlan::of(&self.spec, &self.sizes(context)?, step_tokens, logit_rows)
         })
     }
 
     /// What the kernels need for a context.
     pub fn scratch(&self, context: usize, matrices: MatrixNeeds) -> ScratchNeeds {
         let mut needs = ScratchNeeds::new(matrices, step_limits(self.options, context).0, context);
-        for layer in &self.spec.layers {
+        for layer in self.spec.layers.iter().chain(&self.spec.draft) {
             match &layer.mixer {
                 Mixer::Attention(a) => needs.attention(AttentionShape {
                     heads: a.heads,
@@ -242,8 +254,29 @@ impl<'a> Sizing<'a> {
 /// changes a result.
 pub(crate) fn step_limits(options: &Options, context: usize) -> (usize, usize) {
     let positions = context.saturating_mul(options.sequences);
-    let step_tokens = options.step_tokens.clamp(1, positions.min(MAX_STEP));
-    (step_tokens, options.logit_rows.clamp(1, step_tokens))
+    let least = least_rows(options.speculation.most);
+    let step_tokens = options.step_tokens.clamp(1, positions.min(MAX_STEP)).max(least);
+    (step_tokens, options.logit_rows.max(least).clamp(1, step_tokens))
+}
+
+/// Rows of a step that verifies guesses, and of one that enters those that waited.
+fn least_rows(drafts: usize) -> usize {
+    if drafts == 0 { 1 } else { drafts + 2 }
+}
+
+/// What is loaded of a model: no prediction head that nobody asks.
+pub(crate) fn loaded(spec: &ModelSpec, options: &Options) -> ModelSpec {
+    ModelSpec { draft: spec.draft.filter(|_| options.speculation.uses_head()), ..spec.clone() }
+}
+
+fn most_drafts(most: usize) -> Result<(), EngineError> {
+    match most {
+        0..=MOST_DRAFTS => Ok(()),
+        _ => {
+            let reason = format!("{most} tokens are more than can be guessed at a time, {MOST_DRAFTS}");
+            Err(EngineError::Option { option: "speculation", reason })
+        }
+    }
 }
 
 /// Checks an option that counts something.

@@ -40,6 +40,7 @@ pub fn stream(
     };
     let cpu = Cpu::new(isa, threads.unwrap_or_else(default_threads))?;
     let tensors = Tensors::Source(source);
+    let spec = &ModelSpec { draft: None, ..spec.clone() };
     let (weights, _) = Weights::bind(tensors, spec, Decoding { all: false, hold: false })?;
     let tokens = windows.concat();
     if tokens.is_empty() || windows.iter().any(|window| window.is_empty()) {
@@ -56,8 +57,9 @@ pub fn stream(
         sequences: windows.len(),
         cached_pages: 0,
         snapshots: 0,
+        drafts: 0,
     };
-    let mut caches = Caches::new(&spec.layers, sizes)?;
+    let mut caches = Caches::new(spec, sizes)?;
     let rows = if head { tokens.len() } else { 0 };
     let mut work = Workspace::new(spec, tokens.len(), rows);
     let mut spans = Vec::with_capacity(windows.len());
@@ -65,7 +67,7 @@ pub fn stream(
     for window in windows {
         let sequence = caches.open()?;
         caches.reserve(sequence, window.len())?;
-        spans.push(Span { sequence, start, len: window.len(), position: 0 });
+        spans.push(Span { sequence, start, len: window.len(), position: 0, drafts: 0 });
         start += window.len();
     }
     let rope = frequencies(spec, &weights);

@@ -103,6 +103,22 @@ pub(crate) struct Weights {
     pub head: Option<Weight>,
     /// Divisors of the rotary frequencies, if the file carries them.
     pub rope_divisors: Option<Vec<f32>>,
+    /// The multi-token prediction head, if the model is to have one.
+    pub draft: Option<Box<DraftWeights>>,
+}
+
+/// Weights of the multi-token prediction head.
+pub(crate) struct DraftWeights {
+    pub norm_embedding: Vec<f32>,
+    pub norm_hidden: Vec<f32>,
+    /// `[hidden, 2 · hidden]`: embedding, then the trunk's output.
+    pub fc: Weight,
+    pub layer: LayerWeights,
+    pub norm: Vec<f32>,
+    /// `None` where the trunk's table serves.
+    pub embed: Option<Weight>,
+    /// `None` where the trunk's output layer serves.
+    pub head: Option<Weight>,
 }
 
 /// What binding did besides mapping.
@@ -122,7 +138,8 @@ impl Weights {
         decoding: Decoding,
     ) -> Result<(Weights, BindNotes), EngineError> {
         let mut binder = Binder { tensors, decoding, notes: BindNotes::default() };
-        let layers = spec.layers.iter().enumerate().map(|(i, layer)| binder.layer(i, layer, spec.hidden));
+        let layers = spec.layers.iter().enumerate();
+        let layers = layers.map(|(i, layer)| binder.layer(&format!("layers.{i}."), layer, spec.hidden));
         let layers = layers.collect::<Result<_, _>>()?;
         let weights = Weights {
             embed: binder.matrix("embed_tokens.weight", &[spec.vocab, spec.hidden])?,
@@ -133,6 +150,7 @@ impl Weights {
                 false => Some(binder.matrix("lm_head.weight", &[spec.vocab, spec.hidden])?),
             },
             rope_divisors: binder.rope_divisors(spec)?,
+            draft: spec.draft.as_ref().map(|layer| binder.draft(layer, spec)).transpose()?.map(Box::new),
         };
         Ok((weights, binder.notes))
     }
@@ -167,13 +185,30 @@ impl Binder<'_> {
         Ok(weight)
     }
 
-    fn layer(&mut self, i: usize, layer: &LayerSpec, hidden: usize) -> Result<LayerWeights, EngineError> {
-        let prefix = format!("layers.{i}.");
+    fn draft(&mut self, layer: &LayerSpec, spec: &ModelSpec) -> Result<DraftWeights, EngineError> {
+        let hidden = spec.hidden;
+        Ok(DraftWeights {
+            norm_embedding: self.vector("mtp.pre_fc_norm_embedding.weight", &[hidden])?,
+            norm_hidden: self.vector("mtp.pre_fc_norm_hidden.weight", &[hidden])?,
+            fc: self.matrix("mtp.fc.weight", &[hidden, 2 * hidden])?,
+            layer: self.layer("mtp.layers.0.", layer, hidden)?,
+            norm: self.vector("mtp.norm.weight", &[hidden])?,
+            embed: self.own_matrix("mtp.embed_tokens.weight", &[spec.vocab, hidden])?,
+            head: self.own_matrix("mtp.lm_head.weight", &[spec.vocab, hidden])?,
+        })
+    }
+
+    /// A matrix that may be left out.
+    fn own_matrix(&mut self, name: &str, shape: &[usize]) -> Result<Option<Weight>, EngineError> {
+        if self.tensors.has(name) { self.matrix(name, shape).map(Some) } else { Ok(None) }
+    }
+
+    fn layer(&mut self, prefix: &str, layer: &LayerSpec, hidden: usize) -> Result<LayerWeights, EngineError> {
         Ok(LayerWeights {
             input_norm: self.vector(&format!("{prefix}input_norm.weight"), &[hidden])?,
             mixer: match &layer.mixer {
-                Mixer::Attention(a) => MixerWeights::Attention(self.attention(&prefix, a, hidden)?),
-                Mixer::GatedDelta(d) => MixerWeights::GatedDelta(self.gated_delta(&prefix, d, hidden)?),
+                Mixer::Attention(a) => MixerWeights::Attention(self.attention(prefix, a, hidden)?),
+                Mixer::GatedDelta(d) => MixerWeights::GatedDelta(self.gated_delta(prefix, d, hidden)?),
             },
             post_norm: self.vector(&format!("{prefix}post_attn_norm.weight"), &[hidden])?,
             ffn: match &layer.ffn {
@@ -182,7 +217,7 @@ impl Binder<'_> {
                     *intermediate,
                     hidden,
                 )?)),
-                Ffn::Moe(moe) => FfnWeights::Moe(Box::new(self.moe(&prefix, moe, hidden)?)),
+                Ffn::Moe(moe) => FfnWeights::Moe(Box::new(self.moe(prefix, moe, hidden)?)),
             },
         })
     }

@@ -3,6 +3,8 @@
 use basert_kernels::{DeltaScratch, Scratch, ScratchNeeds};
 use basert_model::{Ffn, Mixer, ModelSpec};
 
+use crate::forward::Span;
+
 /// One expert's share of a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Route {
@@ -29,11 +31,13 @@ struct Widths {
     top_k: usize,
     rotary_pairs: usize,
     vocab: usize,
+    joint: usize,
 }
 
 impl Widths {
     fn of(spec: &ModelSpec) -> Widths {
-        let mut w = Widths { hidden: spec.hidden, vocab: spec.vocab, ..Widths::default() };
+        let joint = spec.draft.map_or(0, |_| 2 * spec.hidden);
+        let mut w = Widths { hidden: spec.hidden, vocab: spec.vocab, joint, ..Widths::default() };
         for layer in &spec.layers {
             match &layer.mixer {
                 Mixer::Attention(a) => {
@@ -102,6 +106,11 @@ pub(crate) struct Workspace {
     pub last_normed: Vec<f32>,
     /// `[rows, vocab]`.
     pub logits: Vec<f32>,
+    /// What the prediction head's `fc` reads `[tokens, 2 · hidden]`; empty without one.
+    pub joint: Vec<f32>,
+    /// Rows that the prediction head runs, and their tokens.
+    pub draft_spans: Vec<Span>,
+    pub draft_tokens: Vec<u32>,
     pub scratch: Scratch,
     pub delta: DeltaScratch,
 }
@@ -120,6 +129,7 @@ impl Workspace {
             + 2 * w.value_heads
             + 2 * w.ffn
             + 2 * w.rotary_pairs
+            + w.joint
             + moe;
         let per_row = 2 * w.hidden + w.vocab;
         let routes = step_tokens * w.top_k * size_of::<Route>() + w.top_k * size_of::<(u32, f32)>();
@@ -155,6 +165,9 @@ impl Workspace {
             last: vec![0.0; logit_rows * w.hidden],
             last_normed: vec![0.0; logit_rows * w.hidden],
             logits: vec![0.0; logit_rows * w.vocab],
+            joint: tokens(w.joint),
+            draft_spans: Vec::new(),
+            draft_tokens: Vec::new(),
             scratch: Scratch::default(),
             delta: DeltaScratch::default(),
         }
@@ -195,6 +208,7 @@ impl Workspace {
             &self.last,
             &self.last_normed,
             &self.logits,
+            &self.joint,
         ];
         floats.iter().map(|b| b.capacity() * size_of::<f32>()).sum::<usize>()
             + self.routes.capacity() * size_of::<Route>()

@@ -153,7 +153,7 @@ impl Bench {
             let mut scratch = DeltaScratch::default();
             #[rustfmt::skip]
             let [time] = seconds([&mut || self.cpu.gated_delta(
-                &shape, &mut scratch, &qkv, &gates, &gates, &decay, &decay, &mut state, &mut out,
+                &shape, &mut scratch, &qkv, &gates, &gates, &decay, &decay, &mut state, tokens, &mut out,
             )]);
             println!("{name:24} {:8.3} us per token and head", time * 1e6 / (tokens * heads) as f64);
         }

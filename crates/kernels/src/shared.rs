@@ -65,6 +65,12 @@ pub(crate) struct ColumnBlock<'a, T> {
 unsafe impl<T: Send> Send for ColumnBlock<'_, T> {}
 
 impl<T> ColumnBlock<'_, T> {
+    /// The same block, for a shorter time.
+    pub fn reborrow(&mut self) -> ColumnBlock<'_, T> {
+        let ColumnBlock { base, rows, stride, width, .. } = *self;
+        ColumnBlock { base, rows, stride, width, lifetime: PhantomData }
+    }
+
     /// Rows of the block.
     #[inline(always)]
     pub fn rows(&self) -> usize {

@@ -100,7 +100,7 @@ impl Step {
         cpu.rotate(y, 64);
         cpu.store_kv(&self.geometry, &mut self.k, &mut self.v, &[0], position, &y[..128], &y[128..]);
         cpu.attention(&self.geometry, &self.k, &self.v, &[0], position, x, 4, 0.125, y);
-        cpu.conv1d_silu(x, &[0.25; 4 * COLS], &mut self.conv, y);
+        cpu.conv1d_silu(x, &[0.25; 4 * COLS], &mut self.conv, 1, y);
         let gates = [0.5; 2];
         cpu.gated_delta(
             &SHAPE,
@@ -111,6 +111,7 @@ impl Step {
             &gates,
             &gates,
             &mut self.state,
+            1,
             &mut a[..SHAPE.value_width()],
         );
         route(x, 4, true, &mut self.routes);

@@ -176,6 +176,9 @@ pub struct ModelSpec {
     pub norm_eps: f32,
     /// Layers in order.
     pub layers: Vec<LayerSpec>,
+    /// The layer of the multi-token prediction head, if the model has one: from the trunk's normed output at a token and the
+    /// embedding of the next one, it predicts the token after that. [`ModelSpec::draft_tensors`] has its weights.
+    pub draft: Option<LayerSpec>,
     /// The head reads the embedding table: there is no `lm_head.weight`.
     pub tied_head: bool,
     /// Longest context the model declares, in tokens, if it does.

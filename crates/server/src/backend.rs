@@ -1,6 +1,6 @@
 //! What an engine thread runs: the scheduler of a loaded model, or a script in tests.
 
-use basert_engine::{Client, EngineError, PrefixStats, Request, Scheduler};
+use basert_engine::{Client, EngineError, PrefixStats, Request, Scheduler, Speculated};
 use serde_json::Value;
 
 /// Answers requests step by step.
@@ -24,6 +24,11 @@ pub trait Backend: Send {
 
     /// Called before it is given back: what is to outlive it is saved now.
     fn save(&mut self) {}
+
+    /// What was guessed since this was asked last.
+    fn take_speculated(&mut self) -> Speculated {
+        Speculated::default()
+    }
 }
 
 impl Backend for Scheduler {
@@ -41,6 +46,10 @@ impl Backend for Scheduler {
 
     fn prefix_stats(&self) -> Option<PrefixStats> {
         self.engine().prefix_stats()
+    }
+
+    fn take_speculated(&mut self) -> Speculated {
+        Scheduler::take_speculated(self)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use basert_engine::PrefixStats;
+use basert_engine::{PrefixStats, Speculated};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -20,6 +20,9 @@ pub struct Metrics {
     requests: Family<Labels, Counter>,
     prompt_tokens: Counter,
     generated_tokens: Counter,
+    answer_steps: Counter,
+    drafted_tokens: Counter,
+    accepted_tokens: Counter,
     cancelled: Counter,
     queue_seconds: Histogram,
     first_token_seconds: Histogram,
@@ -69,6 +72,9 @@ impl Default for Metrics {
             requests: Family::default(),
             prompt_tokens: Counter::default(),
             generated_tokens: Counter::default(),
+            answer_steps: Counter::default(),
+            drafted_tokens: Counter::default(),
+            accepted_tokens: Counter::default(),
             cancelled: Counter::default(),
             queue_seconds: histogram(),
             first_token_seconds: histogram(),
@@ -92,6 +98,12 @@ impl Metrics {
         registry.register("basert_http_requests", "HTTP requests by path and status", requests.clone());
         registry.register("basert_prompt_tokens", "Prompt tokens run", self.prompt_tokens.clone());
         registry.register("basert_generated_tokens", "Tokens generated", self.generated_tokens.clone());
+        let help = "Steps of answers: one token each, and the guesses that were right";
+        registry.register("basert_answer_steps", help, self.answer_steps.clone());
+        let help = "Tokens that were guessed";
+        registry.register("basert_drafted_tokens", help, self.drafted_tokens.clone());
+        let help = "Guessed tokens that were right";
+        registry.register("basert_accepted_tokens", help, self.accepted_tokens.clone());
         let help = "Requests whose client left or was cut off before the end";
         registry.register("basert_cancelled", help, self.cancelled.clone());
         let help = "Time from arrival to the first step";
@@ -140,6 +152,13 @@ impl Metrics {
         if !complete {
             self.cancelled.inc();
         }
+    }
+
+    /// Takes what was guessed in a step.
+    pub(crate) fn speculated(&self, speculated: Speculated) {
+        self.answer_steps.inc_by(speculated.steps as u64);
+        self.drafted_tokens.inc_by(speculated.drafted as u64);
+        self.accepted_tokens.inc_by(speculated.accepted as u64);
     }
 
     /// Sets the facts of a model.

@@ -60,9 +60,10 @@ impl Worker {
         let loaded = Arc::new(Mutex::new(true));
         let is_loaded = Arc::clone(&loaded);
         let prefixes = Arc::default();
-        let counted = Arc::clone(&prefixes);
+        let counters = (Arc::clone(&prefixes), Arc::clone(&metrics));
         let run = move || {
-            let mut engine = Thread { loader, backend: None, is_loaded, prefixes: counted, idle };
+            let (prefixes, metrics) = counters;
+            let mut engine = Thread { loader, backend: None, is_loaded, prefixes, idle, metrics };
             // Nobody waits for the answer only if the server is gone already.
             if report.send(engine.load()).is_ok() {
                 engine.run(&inbox);
@@ -160,6 +161,7 @@ struct Thread {
     is_loaded: Arc<Mutex<bool>>,
     prefixes: Arc<Mutex<Option<PrefixStats>>>,
     idle: Option<Duration>,
+    metrics: Arc<Metrics>,
 }
 
 impl Thread {
@@ -211,6 +213,7 @@ impl Thread {
                 Err(TryRecvError::Empty) => {
                     if let Some(backend) = &mut self.backend {
                         backend.step();
+                        self.metrics.speculated(backend.take_speculated());
                         self.count();
                     }
                 }

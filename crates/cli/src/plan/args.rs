@@ -6,7 +6,7 @@ use basert_convert::Target;
 use clap::{Args, ValueEnum};
 
 use crate::args::target;
-use crate::options::{KvOptions, positive, room, size};
+use crate::options::{KvOptions, SpeculativeOptions, positive, room, size};
 
 /// Examples and remarks at the end of the help.
 pub const PLAN_HELP: &str = "\
@@ -38,6 +38,9 @@ pub struct PlanArgs {
     #[command(flatten)]
     pub kv: KvOptions,
 
+    #[command(flatten)]
+    pub speculative: SpeculativeOptions,
+
     /// Sequences at a time
     #[arg(long, value_name = "N", value_parser = positive, default_value = "1")]
     pub parallel: usize,
@@ -55,7 +58,7 @@ pub struct PlanArgs {
     pub fit: Option<u64>,
 
     /// Print the KV-cache efficiency record of the model at this context, as one JSON object
-    #[arg(long, conflicts_with_all = ["json", "parallel", "prefix_cache", "target"])]
+    #[arg(long, conflicts_with_all = ["json", "parallel", "prefix_cache", "target", "speculative"])]
     pub record: bool,
 
     /// Allocate the cache of a .base file for the record, fill it to the end of the context, and time tokens on it
@@ -63,7 +66,7 @@ pub struct PlanArgs {
     pub measure: bool,
 
     /// List the caches of every geometry in the catalog, at --max-context [default: 131072] and with the KV types asked for
-    #[arg(long, conflicts_with_all = ["model", "record", "fit", "parallel", "prefix_cache", "target"])]
+    #[arg(long, conflicts_with_all = ["model", "record", "fit", "parallel", "prefix_cache", "target", "speculative"])]
     pub catalog: bool,
 
     /// Lines of the catalog that contain this text in id, family, kind or grade; all of several

@@ -163,6 +163,7 @@ fn options(args: &PlanArgs, kv: KvTypes, context: Option<usize>) -> Options {
         sequences: args.parallel,
         logit_rows: args.parallel,
         prefix_cache: args.prefix_cache.unwrap_or(0),
+        speculation: args.speculative.resolve(),
         ..Options::default()
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use basert_server::ApiKey;
 use clap::Args;
 
-use crate::options::{FitOptions, RunOptions, SamplingOptions, positive, room};
+use crate::options::{FitOptions, RunOptions, SamplingOptions, SpeculativeOptions, positive, room};
 
 const SERVER: &str = "Server";
 const LIMITS: &str = "Limits";
@@ -141,6 +141,9 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub fit: FitOptions,
+
+    #[command(flatten)]
+    pub speculative: SpeculativeOptions,
 
     /// Show what was selected: instruction set, threads, weights, KV types, context, memory
     #[arg(short, long)]

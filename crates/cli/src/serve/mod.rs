@@ -112,6 +112,7 @@ fn engine_options(args: &ServeArgs) -> Outcome<Options> {
     options.context = args.max_context.or(options.context);
     options.sequences = args.max_batch_size.or(args.continuous_batching).unwrap_or(SLOTS);
     options.logit_rows = options.sequences + SCORED_ROWS;
+    options.speculation = args.speculative.resolve();
     Ok(options)
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use basert_engine::{Client, EngineError, PrefixStats, Request, Scheduler};
+use basert_engine::{Client, EngineError, PrefixStats, Request, Scheduler, Speculated};
 use basert_server::Backend;
 
 use crate::failure::Failure;
@@ -29,6 +29,10 @@ impl Backend for Kept {
 
     fn prefix_stats(&self) -> Option<PrefixStats> {
         self.scheduler.engine().prefix_stats()
+    }
+
+    fn take_speculated(&mut self) -> Speculated {
+        self.scheduler.take_speculated()
     }
 
     fn save(&mut self) {

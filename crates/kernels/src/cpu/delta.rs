@@ -3,8 +3,8 @@
 use super::Cpu;
 use crate::needs::ScratchNeeds;
 use crate::reference::delta::{DeltaColumns, DeltaShape, NormalizeKeys, gates};
-use crate::scratch::{grown, reserve, with_local};
-use crate::shared::SharedMut;
+use crate::scratch::{Local, grown, reserve, with_local};
+use crate::shared::{ColumnBlock, SharedMut};
 
 /// Value columns of one task: their state, 32 columns of a head, stays in the first-level cache while all tokens pass.
 const COLUMNS: usize = 32;
@@ -36,8 +36,45 @@ impl DeltaScratch {
 /// Fills a token's decays and betas.
 type Gates<'a> = dyn Fn(usize, &mut [f32], &mut [f32]) + Sync + 'a;
 
+/// What the tokens of a run bring to all heads.
+struct Run<'a> {
+    shape: &'a DeltaShape,
+    keys: &'a [f32],  // [tokens, 2·key_width]
+    qkv: &'a [f32],   // [tokens, qkv_width]
+    decay: &'a [f32], // [tokens, value_heads]
+    beta: &'a [f32],  // [tokens, value_heads]
+}
+
+impl<'a> Run<'a> {
+    /// The part of some columns from token `from` on.
+    fn columns(
+        &self,
+        head: usize,
+        first: usize,
+        from: usize,
+        state: ColumnBlock<'a, f32>,
+        out: ColumnBlock<'a, f32>,
+        local: &'a mut Local,
+    ) -> DeltaColumns<'a> {
+        let Run { shape, keys, qkv, decay, beta } = *self;
+        DeltaColumns {
+            shape,
+            head,
+            first,
+            keys: &keys[from * 2 * shape.key_width()..],
+            qkv: &qkv[from * shape.qkv_width()..],
+            decay: &decay[from * shape.value_heads..],
+            beta: &beta[from * shape.value_heads..],
+            state,
+            out,
+            local,
+        }
+    }
+}
+
 impl Cpu {
-    /// The gated delta rule of one sequence's run, token after token; `state` is read and updated.
+    /// The gated delta rule of one sequence's run, token after token; `state` is read, and updated by the first `keep` tokens:
+    /// later ones go on from there in a copy that is dropped.
     ///
     /// Per token and value head: q and k are L2-normalised (eps 1e-6 on the sum), q then scaled by `1/sqrt(key_dim)`;
     /// `decay = e^(neg_a·softplus(a + dt_bias))`, `beta = sigmoid(b)`; `S = S·decay`, `d = (v - Sᵀk)·beta`,
@@ -56,6 +93,7 @@ impl Cpu {
         neg_a: &[f32],
         dt_bias: &[f32],
         state: &mut [f32],
+        keep: usize,
         out: &mut [f32],
     ) {
         let DeltaShape { key_heads, value_heads, key_dim, value_dim } = *shape;
@@ -70,6 +108,7 @@ impl Cpu {
             "state is not [value_heads, key_dim, value_dim]"
         );
         assert_eq!(out.len(), tokens * shape.value_width(), "output is not [tokens, value_heads, value_dim]");
+        assert!(keep <= tokens, "{keep} of {tokens} tokens cannot be kept");
 
         let keys = grown(&mut scratch.keys, tokens * 2 * shape.key_width(), 0.0);
         let decay = grown(&mut scratch.decay, a.len(), 0.0);
@@ -81,7 +120,7 @@ impl Cpu {
             }
         });
 
-        let (keys, decay, beta) = (&*keys, &*decay, &*beta);
+        let run = Run { shape, keys, qkv, decay, beta };
         let state = SharedMut::new(state, value_dim);
         let out = SharedMut::new(out, shape.value_width());
         let blocks = value_dim.div_ceil(COLUMNS);
@@ -89,26 +128,29 @@ impl Cpu {
             let (head, first) = (task / blocks, task % blocks * COLUMNS);
             let columns = first..value_dim.min(first + COLUMNS);
             let start = head * value_dim;
+            let out_columns = start + columns.start..start + columns.end;
             // SAFETY: every task has its own head and columns.
-            let (state, out) = unsafe {
+            let (mut state, kept) = unsafe {
                 (
-                    state.block(head * key_dim..(head + 1) * key_dim, columns.clone()),
-                    out.block(0..tokens, start + columns.start..start + columns.end),
+                    state.block(head * key_dim..(head + 1) * key_dim, columns),
+                    out.block(0..keep, out_columns.clone()),
                 )
             };
             with_local(|local| {
-                self.level.run(DeltaColumns {
-                    shape,
-                    head,
-                    first,
-                    keys,
-                    qkv,
-                    decay,
-                    beta,
-                    state,
-                    out,
-                    local,
-                });
+                self.level.run(run.columns(head, first, 0, state.reborrow(), kept, local));
+                if keep == tokens {
+                    return;
+                }
+                let mut copy = std::mem::take(&mut local.floats);
+                let width = state.width();
+                let block = grown(&mut copy, key_dim * width, 0.0);
+                (0..key_dim).for_each(|i| block[i * width..(i + 1) * width].copy_from_slice(state.row(i)));
+                let copied = SharedMut::new(block, width);
+                // SAFETY: the copy is this task's own, and so are its columns of the later tokens.
+                let (state, out) =
+                    unsafe { (copied.block(0..key_dim, 0..width), out.block(keep..tokens, out_columns)) };
+                self.level.run(run.columns(head, first, keep, state, out, local));
+                local.floats = copy;
             });
         });
     }

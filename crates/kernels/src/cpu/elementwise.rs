@@ -120,12 +120,12 @@ impl Cpu {
     }
 
     /// Causal depthwise convolution, then SiLU: `out[t, c] = silu(Σ_j weight[c, j]·in[t - kernel + 1 + j, c])`, where the
-    /// inputs before the run come from `state`. Afterwards `state` holds the last `kernel - 1` inputs, also when the
-    /// run is shorter than that.
+    /// inputs before the run come from `state`. Afterwards `state` holds the last `kernel - 1` inputs of the first `keep`
+    /// tokens, also when they are fewer than that.
     ///
     /// `x` and `out` are `[tokens, channels]`, `weight` is `[channels, kernel]`, `state` is `[kernel - 1, channels]`,
     /// oldest first, zero at the start of a sequence.
-    pub fn conv1d_silu(&self, x: &[f32], weight: &[f32], state: &mut [f32], out: &mut [f32]) {
+    pub fn conv1d_silu(&self, x: &[f32], weight: &[f32], state: &mut [f32], keep: usize, out: &mut [f32]) {
         assert_eq!(x.len(), out.len(), "convolution changes no shape");
         // weight and state differ by one row of channels.
         let channels =
@@ -135,13 +135,14 @@ impl Cpu {
         let kernel = weight.len() / channels;
         let (state, out) = (SharedMut::new(state, channels), SharedMut::new(out, channels));
         let tokens = x.len() / channels;
+        assert!(keep <= tokens, "{keep} of {tokens} tokens cannot be kept");
         let least = LEAST / tokens.max(1);
         self.split(channels, 16, least, &|range| {
             // SAFETY: ranges are disjoint, and each block holds only its range's columns.
             let (state, out) =
                 unsafe { (state.block(0..kernel - 1, range.clone()), out.block(0..tokens, range.clone())) };
             let weight = &weight[range.start * kernel..range.end * kernel];
-            self.level.run(ConvSilu { x, channels, first: range.start, kernel, weight, state, out });
+            self.level.run(ConvSilu { x, channels, first: range.start, kernel, keep, weight, state, out });
         });
     }
 

@@ -11,6 +11,8 @@ pub(crate) struct ConvSilu<'a> {
     /// First of this piece's channels; the blocks below hold only these.
     pub first: usize,
     pub kernel: usize,
+    /// Tokens after which the window stands; the state forgets later ones.
+    pub keep: usize,
     pub weight: &'a [f32], // [width, kernel]
     /// The inputs before the run, oldest first; zero before the start of the sequence.
     pub state: ColumnBlock<'a, f32>, // [kernel - 1, width]
@@ -27,12 +29,12 @@ impl ConvSilu<'_> {
         }
     }
 
-    /// Moves the window: the state becomes the last `kernel - 1` inputs.
+    /// Moves the window: the state becomes the last `kernel - 1` inputs before token `keep`.
     #[inline(always)]
     pub fn advance(&mut self) {
         for i in 0..self.kernel - 1 {
             // The source lies behind row i, so it is still the old one.
-            let source = i + self.out.rows();
+            let source = i + self.keep;
             for c in 0..self.out.width() {
                 let value = self.input(source)[c];
                 self.state.row_mut(i)[c] = value;

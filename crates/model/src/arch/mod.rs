@@ -181,14 +181,18 @@ impl ModelSpec {
             Arch::Qwen | Arch::Qwen3Moe => qwen3::layer,
             Arch::Qwen35 | Arch::Qwen35Moe => qwen35::layer,
         };
-        let layers: Result<Vec<LayerSpec>, ModelError> =
-            (0..config.num_hidden_layers).map(|index| layer(config, index)).collect();
+        let layers: Vec<LayerSpec> =
+            (0..config.num_hidden_layers).map(|index| layer(config, index)).collect::<Result<_, _>>()?;
+        // Several draft layers would be a chain for which there is no reference.
+        let has_draft = config.mtp_num_hidden_layers == 1;
+        let draft = layers.iter().find(|layer| has_draft && layer.mixer.attention().is_some()).copied();
         Ok(ModelSpec {
             arch,
             hidden: config.hidden_size,
             vocab: config.vocab_size,
             norm_eps: config.rms_norm_eps,
-            layers: layers?,
+            layers,
+            draft,
             tied_head: config.tie_word_embeddings,
             max_context: config.max_position_embeddings,
         })

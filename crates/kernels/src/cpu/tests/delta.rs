@@ -38,12 +38,18 @@ impl Case {
 
     /// Outputs and final state, fed in chunks.
     fn run(&self, cpu: &Cpu, chunks: &[usize]) -> (Vec<f32>, Vec<f32>) {
+        let kept: Vec<_> = chunks.iter().map(|&chunk| (chunk, chunk)).collect();
+        self.run_kept(cpu, &kept)
+    }
+
+    /// The same, with the tokens of every chunk that the state keeps: the next chunk begins after them.
+    fn run_kept(&self, cpu: &Cpu, chunks: &[(usize, usize)]) -> (Vec<f32>, Vec<f32>) {
         let Case { shape, .. } = self;
         let mut scratch = DeltaScratch::default();
         let mut state = vec![0.0; self.state_len()];
         let mut out = vec![0.0; self.tokens() * shape.value_width()];
         let mut at = 0;
-        for chunk in chunks {
+        for &(chunk, keep) in chunks {
             let rows = |width: usize| at * width..(at + chunk) * width;
             cpu.gated_delta(
                 shape,
@@ -54,11 +60,11 @@ impl Case {
                 &self.neg_a,
                 &self.dt_bias,
                 &mut state,
+                keep,
                 &mut out[rows(shape.value_width())],
             );
-            at += chunk;
+            at += keep;
         }
-        assert_eq!(at, self.tokens());
         (out, state)
     }
 
@@ -127,6 +133,21 @@ fn every_device_and_every_chunking_has_the_references_bits() {
                 assert_same(&out, &expected.0, format_args!("{shape:?} {chunks:?} on {cpu:?}"));
                 assert_same(&state, &expected.1, format_args!("state of {shape:?} {chunks:?} on {cpu:?}"));
             }
+        }
+    }
+}
+
+#[test]
+fn tokens_that_are_not_kept_have_outputs_and_leave_no_trace() {
+    for (seed, shape) in shapes().into_iter().enumerate() {
+        let case = Case::new(shape, 9, seed as u64);
+        let (expected, after) = case.run(&reference(), &[9]);
+        for cpu in devices() {
+            let (out, state) = case.run_kept(&cpu, &[(4, 1), (5, 5), (3, 0), (3, 3)]);
+            assert_same(&out, &expected, format_args!("{shape:?} on {cpu:?}"));
+            assert_same(&state, &after, format_args!("state of {shape:?} on {cpu:?}"));
+            let (out, _) = case.run_kept(&cpu, &[(9, 2)]);
+            assert_same(&out, &expected, format_args!("{shape:?} ahead of its state on {cpu:?}"));
         }
     }
 }

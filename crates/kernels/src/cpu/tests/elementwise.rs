@@ -202,7 +202,7 @@ fn convolve(cpu: &Cpu, x: &[f32], weight: &[f32], kernel: usize, chunks: &[usize
     let mut at = 0;
     for chunk in chunks {
         let range = at..at + chunk * channels;
-        cpu.conv1d_silu(&x[range.clone()], weight, &mut state, &mut out[range]);
+        cpu.conv1d_silu(&x[range.clone()], weight, &mut state, *chunk, &mut out[range]);
         at += chunk * channels;
     }
     assert_eq!(at, x.len());
@@ -235,6 +235,23 @@ fn chunked_convolution_equals_the_whole() {
                 assert_same(&out, &expected.0, format_args!("{chunks:?} on {cpu:?}"));
                 assert_same(&state, &expected.1, format_args!("state of {chunks:?} on {cpu:?}"));
             }
+        }
+    }
+}
+
+#[test]
+fn a_convolution_forgets_what_is_not_kept() {
+    let mut rng = Rng::new(10);
+    let (channels, kernel, tokens) = (33, 4, 6);
+    let (x, weight) = (rng.floats(tokens * channels), rng.floats(channels * kernel));
+    let (expected, _) = convolve(&reference(), &x, &weight, kernel, &[tokens]);
+    for cpu in devices() {
+        for keep in 0..=tokens {
+            let (mut state, mut out) = (vec![0.0; (kernel - 1) * channels], vec![0.0; x.len()]);
+            cpu.conv1d_silu(&x, &weight, &mut state, keep, &mut out);
+            assert_same(&out, &expected, format_args!("{keep} kept on {cpu:?}"));
+            let (_, kept) = convolve(&cpu, &x[..keep * channels], &weight, kernel, &[keep]);
+            assert_same(&state, &kept, format_args!("state, {keep} kept on {cpu:?}"));
         }
     }
 }

@@ -1,0 +1,288 @@
+//! Guessed tokens: they change no answer, whatever is kept, however it is stored and however it is drawn.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use basert_engine::{
+    Client, Engine, EngineError, Event, GenerateParams, Generation, KvTypes, Limits, News, Options, Request,
+    Reuse, SamplingParams, Scheduler, Session, Speculated, Speculation, TokenRun, WantLogits, generate,
+};
+use basert_kernels::KvDtype;
+use common::{Golden, KV_F16, assert_same_bits, converted, fixture};
+
+const KV_Q8: KvTypes = KvTypes { k: KvDtype::Q8, v: KvDtype::Q8 };
+const CACHE: u64 = 4 << 20;
+
+fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/demo.base")
+}
+
+/// "Tell me a story about a small fox.", as the demo's template writes it.
+const STORY: [u32; 21] = [
+    3040, 306, 198, 1504, 514, 259, 1054, 614, 259, 586, 1099, 13, 3041, 198, 3040, 307, 198, 3063, 288,
+    3064, 288,
+];
+const END: u32 = 3041;
+
+/// The request for a story and the demo's beginning of it, 64 tokens.
+fn demo_prompt() -> Vec<u32> {
+    let mut engine = Engine::open(&demo(), &options(Speculation::OFF)).unwrap();
+    let text = answer(&mut engine, &STORY, &params(None, 64 - STORY.len())).ids;
+    [&STORY[..], &text].concat()
+}
+
+fn options(speculation: Speculation) -> Options {
+    Options { context: Some(512), speculation, ..Options::default() }
+}
+
+/// Greedy, or drawn with a seed and everything that depends on the answer so far.
+fn params(seed: Option<u64>, max_tokens: usize) -> GenerateParams {
+    let drawn = |seed| SamplingParams {
+        temperature: 0.9,
+        top_p: 0.95,
+        repetition_penalty: 1.05,
+        presence_penalty: 0.1,
+        seed,
+        ..SamplingParams::default()
+    };
+    let sampling = seed.map_or(SamplingParams::default(), drawn);
+    GenerateParams { sampling, max_tokens, eos: Vec::new(), prefill_chunk: None }
+}
+
+fn answer(engine: &mut Engine, prompt: &[u32], params: &GenerateParams) -> Generation {
+    generate(engine, prompt, params, &mut |_| ControlFlow::Continue(())).unwrap()
+}
+
+/// Answers to a prompt and to one that goes on from it, the second with a warm cache where there is one.
+fn two(path: &Path, options: Options, prompt: &[u32], params: &GenerateParams) -> [Generation; 2] {
+    let warm = options.prefix_cache > 0;
+    let mut engine = Engine::open(path, &options).unwrap();
+    let other = [prompt, &prompt[..9]].concat();
+    let answers = [answer(&mut engine, prompt, params), answer(&mut engine, &other, params)];
+    assert_eq!(answers[1].kept_tokens > 0, warm);
+    engine.check_integrity().unwrap();
+    answers
+}
+
+#[test]
+fn guesses_change_no_answer() {
+    let prompt = demo_prompt();
+    let pages = [(None, 0), (Some(32), 0), (Some(32), CACHE)];
+    for (page_tokens, prefix_cache) in pages {
+        for kv in [KV_F16, KV_Q8] {
+            for seed in [None, Some(7)] {
+                let params = params(seed, 40);
+                let go = |speculation| {
+                    let options = Options { page_tokens, prefix_cache, kv, ..options(speculation) };
+                    two(&demo(), options, &prompt, &params)
+                };
+                let without = go(Speculation::OFF);
+                let ways = [1, 5].map(Speculation::always);
+                for speculation in ways.into_iter().chain([Speculation::AUTO, Speculation::TEXT]) {
+                    let with = go(speculation);
+                    for (with, without) in with.iter().zip(&without) {
+                        let what = format!("{speculation:?}, pages {page_tokens:?}, {kv}, seed {seed:?}");
+                        assert_eq!(with.ids, without.ids, "{what}");
+                        assert_eq!(with.kept_tokens, without.kept_tokens, "{what}");
+                        let Speculated { steps, accepted, .. } = with.speculated;
+                        assert_eq!(steps + accepted, with.ids.len() - 1, "{what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn models_without_a_head_guess_from_text_and_answer_the_same() {
+    let mut right = 0;
+    for model in ["toy-hybrid", "toy-moe", "qwen35-dense-tiny", "qwen3-dense-tiny", "llama-tiny"] {
+        let file = converted(&fixture(model), "base-q4");
+        let prompt = Golden::of(&fixture(model)).prompt("p130").ids.clone();
+        for seed in [None, Some(3)] {
+            let go = |speculation| {
+                let options = Options { page_tokens: Some(32), prefix_cache: CACHE, ..options(speculation) };
+                two(&file.path, options, &prompt, &params(seed, 80))
+            };
+            let (with, without) = (go(Speculation::always(5)), go(Speculation::OFF));
+            for (with, without) in with.iter().zip(&without) {
+                assert_eq!(with.ids, without.ids, "{model} {seed:?}");
+                right += with.speculated.accepted;
+            }
+        }
+    }
+    assert!(right > 0, "no guess was ever right, so nothing was tested");
+}
+
+#[test]
+fn a_conversation_goes_on_behind_accepted_guesses() {
+    let prompt = demo_prompt();
+    let turns = |speculation| {
+        let mut engine = Engine::open(&demo(), &options(speculation)).unwrap();
+        let mut session = Session::default();
+        let (mut said, mut kept) = (prompt.clone(), Vec::new());
+        for turn in 0..4u32 {
+            let go = &mut |_: Event| ControlFlow::Continue(());
+            let answer = session.generate(&mut engine, &said, &params(Some(5), 23), go).unwrap();
+            kept.push((answer.kept_tokens, session.tokens().len()));
+            said.extend(answer.ids);
+            said.extend([40 + turn, 900, 31]);
+        }
+        (said, kept)
+    };
+    assert_eq!(turns(Speculation::always(4)), turns(Speculation::OFF));
+}
+
+#[test]
+fn an_answer_that_is_stopped_ends_at_the_same_token() {
+    let prompt = demo_prompt();
+    let stopped = |speculation| {
+        let mut engine = Engine::open(&demo(), &options(speculation)).unwrap();
+        let mut session = Session::default();
+        let mut left = 17;
+        let mut stop = |event| {
+            left -= u32::from(matches!(event, Event::Token(_)));
+            if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let answer = session.generate(&mut engine, &prompt, &params(None, 60), &mut stop).unwrap();
+        (answer.ids, session.tokens().to_vec())
+    };
+    assert_eq!(stopped(Speculation::always(5)), stopped(Speculation::OFF));
+}
+
+#[test]
+fn an_answer_fills_the_context_to_its_end() {
+    let prompt = demo_prompt();
+    let fill = |speculation| {
+        let options = Options { context: Some(100), ..options(speculation) };
+        answer(&mut Engine::open(&demo(), &options).unwrap(), &prompt, &params(None, 500)).ids
+    };
+    let without = fill(Speculation::OFF);
+    assert_eq!(without.len(), 101 - prompt.len());
+    assert_eq!(fill(Speculation::always(6)), without);
+}
+
+/// Logits after `tail`, behind a step whose guesses were `drafts` and of which `accepted` were right.
+fn after(engine: &mut Engine, prompt: &[u32], drafts: &[u32], accepted: usize, tail: &[u32]) -> Vec<f32> {
+    let sequence = engine.new_sequence().unwrap();
+    let run = |tokens, logits| TokenRun { sequence, tokens, logits };
+    engine.step(&[run(&prompt[..prompt.len() - 1], WantLogits::None)]).unwrap();
+    let tokens = [&prompt[prompt.len() - 1..], drafts].concat();
+    engine.step(&[run(&tokens, WantLogits::Verify(drafts.len()))]).unwrap();
+    assert_eq!(engine.position(sequence).unwrap(), prompt.len());
+    if accepted > 0 {
+        engine.accept(sequence, accepted).unwrap();
+    }
+    let logits = engine.step(&[run(tail, WantLogits::All)]).unwrap().data.to_vec();
+    engine.release(sequence);
+    logits
+}
+
+#[test]
+fn a_wrong_guess_leaves_no_trace_in_any_state() {
+    for model in ["toy-hybrid", "toy-moe", "qwen3-dense-tiny"] {
+        let file = converted(&fixture(model), "base-q4");
+        let ids = Golden::of(&fixture(model)).prompt("p130").ids.clone();
+        for page_tokens in [None, Some(32)] {
+            let options = Options { page_tokens, logit_rows: 20, ..options(Speculation::always(6)) };
+            let mut engine = Engine::open(&file.path, &options).unwrap();
+            for accepted in 0..=6 {
+                let right = &ids[60..60 + accepted];
+                let drafts = [right, &[5; 6][accepted..]].concat();
+                let plain = [&ids[..60], right].concat();
+                let expected = after(&mut engine, &plain, &[], 0, &ids[66..80]);
+                let found = after(&mut engine, &ids[..60], &drafts, accepted, &ids[66..80]);
+                assert_same_bits(&expected, &found, &format!("{model} {page_tokens:?}, {accepted} accepted"));
+            }
+        }
+    }
+}
+
+#[test]
+fn guesses_that_were_not_made_cannot_be_accepted() {
+    let file = converted(&fixture("toy-hybrid"), "base-q4");
+    let mut engine = Engine::open(&file.path, &options(Speculation::always(2))).unwrap();
+    let sequence = engine.new_sequence().unwrap();
+    let run = |tokens, drafts| TokenRun { sequence, tokens, logits: WantLogits::Verify(drafts) };
+    engine.step(&[run(&[1, 2, 3], 2)]).unwrap();
+    assert!(matches!(engine.accept(sequence, 3), Err(EngineError::StepTooLarge { found: 3, limit: 2, .. })));
+    engine.accept(sequence, 1).unwrap();
+    assert!(engine.accept(sequence, 1).is_err(), "the rest is forgotten");
+    assert!(engine.step(&[run(&[1, 2, 3, 4], 3)]).is_err(), "more than the engine was loaded for");
+    assert!(engine.step(&[run(&[1, 2], 2)]).is_err(), "nothing to begin with");
+    assert_eq!(engine.position(sequence).unwrap(), 2);
+}
+
+/// A client that writes down what it hears.
+#[derive(Clone, Default)]
+struct Ear(Arc<Mutex<Vec<u32>>>);
+
+impl Client for Ear {
+    fn take(&mut self, news: News) -> ControlFlow<()> {
+        match news {
+            News::Token(token) => self.0.lock().unwrap().push(token.id),
+            News::Failed(error) => panic!("{error}"),
+            News::Prefilled { .. } | News::Finished(_) => {}
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+#[test]
+fn requests_that_run_together_are_guessed_for_and_answered_as_alone() {
+    let text = demo_prompt();
+    let prompts = [&text[..50], &text[7..64], &text[20..30], &text[..64]];
+    let wanted = |i: usize| params((i % 2 == 1).then_some(i as u64), 20 + 9 * i);
+    let mut alone = Engine::open(&demo(), &options(Speculation::OFF)).unwrap();
+    let expected: Vec<_> = (0..4).map(|i| answer(&mut alone, prompts[i], &wanted(i)).ids).collect();
+    for (sequences, speculation) in [
+        (1, Speculation::always(3)),
+        (4, Speculation::always(5)),
+        (2, Speculation::AUTO),
+        (4, Speculation::TEXT),
+    ] {
+        for (page_tokens, prefix_cache) in [(None, 0), (Some(32), CACHE)] {
+            let base = options(speculation);
+            let options = Options { sequences, page_tokens, prefix_cache, logit_rows: 12, ..base };
+            let engine = Engine::open(&demo(), &options).unwrap();
+            let mut scheduler = Scheduler::new(engine, Limits { prefill_tokens: 16 });
+            let ears = [(); 4].map(|()| Ear::default());
+            for (i, ear) in ears.iter().enumerate() {
+                let (prompt, params) = (prompts[i].to_vec(), wanted(i));
+                let request = Request { prompt, params, logprobs: None, reuse: Reuse::default() };
+                scheduler.submit(request, Box::new(ear.clone())).unwrap();
+                (0..i).for_each(|_| scheduler.step());
+            }
+            while scheduler.has_work() {
+                scheduler.step();
+            }
+            for (i, ear) in ears.iter().enumerate() {
+                let what = format!("request {i}, {sequences} sequences, {speculation:?}, {page_tokens:?}");
+                assert_eq!(*ear.0.lock().unwrap(), expected[i], "{what}");
+            }
+            scheduler.engine().check_integrity().unwrap();
+            let Speculated { steps, drafted, accepted, .. } = scheduler.take_speculated();
+            assert!(drafted > 0 || speculation.adaptive, "{speculation:?}");
+            assert_eq!(steps + accepted, expected.iter().map(|ids| ids.len() - 1).sum::<usize>());
+        }
+    }
+}
+
+#[test]
+fn the_demos_head_guesses_its_own_text() {
+    for (most, least) in [(1, 1.6), (2, 2.0), (3, 2.0), (4, 2.0)] {
+        let mut engine = Engine::open(&demo(), &options(Speculation::always(most))).unwrap();
+        let params = GenerateParams { eos: vec![END], ..params(None, 400) };
+        let Generation { ids, speculated, .. } = answer(&mut engine, &STORY, &params);
+        println!(
+            "{most}: {:.2} tokens per step, {} tokens, {speculated:?}",
+            speculated.tokens_per_step(),
+            ids.len()
+        );
+        assert!(speculated.tokens_per_step() >= least, "{most}: {speculated:?}");
+    }
+}
