@@ -20,9 +20,10 @@ check("an answer streams, ends, and says what it cost", async () => {
   assert.match(await answers().last().locator(".meta").textContent(), /tok\/s.*tokens.*first after/);
 });
 
-check("Enter sends, Shift+Enter breaks the line, Escape stops, the arrow up edits", async () => {
+// A model's answer may be over before the key arrives.
+scripted("Enter sends, Shift+Enter breaks the line, Escape stops, the arrow up edits", async () => {
   assert.equal(await page.evaluate(() => document.activeElement.id), "prompt");
-  await page.keyboard.type(mock ? "endless" : "Write a long poem about");
+  await page.keyboard.type("endless");
   await page.keyboard.press("Shift+Enter");
   await page.keyboard.type("two lines");
   assert.match(await prompt().inputValue(), /\n/);

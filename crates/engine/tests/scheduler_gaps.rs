@@ -45,8 +45,9 @@ fn submit(scheduler: &mut Scheduler, prompt: usize, max_tokens: usize) -> Ear {
 }
 
 #[test]
-fn running_answers_get_a_token_in_every_step_of_bounded_length_while_8k_prompts_arrive() {
+fn running_answers_get_a_token_in_every_step_of_bounded_length_while_an_8k_prompt_arrives() {
     const LONG: usize = 8192;
+    const SHORT: usize = 512;
     let limits = Limits::default();
     let file = converted(&fixture("toy-hybrid"), "base-q4");
     let options = Options {
@@ -58,13 +59,14 @@ fn running_answers_get_a_token_in_every_step_of_bounded_length_while_8k_prompts_
         ..Options::default()
     };
     let mut scheduler = Scheduler::new(load_with(&file.path, options), limits);
-    let talkers = [(); 2].map(|()| submit(&mut scheduler, 3, 250));
+    let talkers = [3, 9].map(|tokens| submit(&mut scheduler, tokens, 250));
     scheduler.step();
-    let readers = [(); 2].map(|()| submit(&mut scheduler, LONG, 2));
+    // Together they may take no more than one alone.
+    let readers = [LONG, SHORT].map(|tokens| submit(&mut scheduler, tokens, 2));
     let all = |ears: &[Ear; 2]| ears.each_ref().map(|ear| *ear.0.lock().unwrap());
     let read = |ears: &[Ear; 2]| all(ears).iter().map(|progress| progress.prompt).sum::<usize>();
     let mut steps = 0;
-    while read(&readers) < 2 * LONG {
+    while read(&readers) < LONG + SHORT {
         let (said, done) = (all(&talkers).map(|progress| progress.answer), read(&readers));
         scheduler.step();
         steps += 1;
@@ -72,5 +74,5 @@ fn running_answers_get_a_token_in_every_step_of_bounded_length_while_8k_prompts_
         let more = read(&readers) - done;
         assert!((1..=limits.prefill_tokens).contains(&more), "{more} prompt tokens in step {steps}");
     }
-    assert_eq!(steps, 2 * LONG / limits.prefill_tokens);
+    assert_eq!(steps, (LONG + SHORT) / limits.prefill_tokens);
 }
