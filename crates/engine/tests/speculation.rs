@@ -138,6 +138,30 @@ fn a_conversation_goes_on_behind_accepted_guesses() {
 }
 
 #[test]
+fn a_saved_session_goes_on_with_guesses_and_without() {
+    let prompt = demo_prompt();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    let go = &mut |_: Event| ControlFlow::Continue(());
+    let ways = [Speculation::OFF, Speculation::always(3)];
+    let mut answers = Vec::new();
+    for (saved, resumed) in ways.iter().flat_map(|&saved| ways.map(|resumed| (saved, resumed))) {
+        let mut engine = Engine::open(&demo(), &options(saved)).unwrap();
+        let mut session = Session::default();
+        let first = session.generate(&mut engine, &prompt, &params(Some(2), 30), go).unwrap().ids;
+        session.save(&engine, &path, serde_json::Value::Null).unwrap();
+        let paged = Options { page_tokens: Some(32), ..options(resumed) };
+        let mut engine = Engine::open(&demo(), &paged).unwrap();
+        let (mut session, _) = Session::load(&mut engine, &path).unwrap();
+        let said = [&prompt[..], &first, &[30, 31]].concat();
+        let second = session.generate(&mut engine, &said, &params(Some(2), 40), go).unwrap();
+        assert!(second.kept_tokens > 0);
+        answers.push((first, second.ids));
+    }
+    assert!(answers.iter().all(|answer| *answer == answers[0]));
+}
+
+#[test]
 fn an_answer_that_is_stopped_ends_at_the_same_token() {
     let prompt = demo_prompt();
     let stopped = |speculation| {

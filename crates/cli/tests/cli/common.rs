@@ -23,6 +23,7 @@ pub fn basert() -> Command {
         "BASERT_CONTEXT",
         "BASERT_KV_BITS",
         "BASERT_KV_TYPE",
+        "BASERT_SPECULATIVE",
         "BASERT_ISA",
         "BASERT_MODELS",
         "BASERT_API_KEY",

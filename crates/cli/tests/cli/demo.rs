@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::{fs, io::Write};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::common::{Said, basert};
 
@@ -59,6 +59,42 @@ fn the_demo_remembers_what_it_was_told() {
     let answers = talk("Hello!\nMy name is Ada.\nWhat is my name?\n");
     assert_eq!(answers.len(), 3, "{answers:?}");
     assert!(answers[2].contains("Ada"), "{answers:?}");
+}
+
+/// What `complete` says of a story, with more arguments.
+fn story(more: &[&str]) -> Value {
+    let mut command = basert();
+    command.arg("complete").arg(demo()).args(["--chat", "--prompt", "Tell me a story about a small fox."]);
+    command.args(["-n", "60", "-c", "256", "--seed", "4", "--ignore-eos", "--json"]).args(more);
+    Said::from(command.output().unwrap()).ok().json()
+}
+
+#[test]
+fn guessing_is_shown_counted_and_changes_no_word() {
+    for temperature in ["0", "0.8"] {
+        let without = story(&["--temp", temperature]);
+        assert_eq!(
+            (&without["selected"]["speculation"], &without["speculated"]["drafted"]),
+            (&Value::Null, &json!(0))
+        );
+        for (asked, source) in [("2", "mtp"), ("auto", "mtp"), ("ngram", "text")] {
+            let with = story(&["--temp", temperature, "--speculative", asked]);
+            assert_eq!(with["ids"], without["ids"], "{asked} at {temperature}");
+            assert_eq!(with["selected"]["speculation"]["source"], source);
+            let count = |key: &str| with["speculated"][key].as_u64().unwrap();
+            assert_eq!(count("steps") + count("accepted"), with["ids"].as_array().unwrap().len() as u64 - 1);
+            assert!(count("drafted") > 0 || source == "text", "{with}");
+        }
+    }
+    let plan = run!("plan", demo(), "-c", "256", "--speculative", "2", "--json").ok().json();
+    let run = story(&["--speculative", "2"]);
+    assert!(plan["memory"]["drafts"].as_u64().unwrap() > 0);
+    assert_eq!(plan["memory"], run["selected"]["memory"], "planned is allocated");
+    let verbose = run!("complete", demo(), "--prompt", "Hello", "-n", "9", "--speculative", "3", "-v").ok();
+    for words in ["speculative", "prediction head (mtp)", "tokens a step", "guesses were right", "drafts"] {
+        assert!(verbose.err.contains(words), "no '{words}' in {verbose:?}");
+    }
+    assert_eq!(run!("complete", demo(), "--prompt", "Hello", "--speculative", "17").code, Some(2));
 }
 
 #[test]

@@ -50,7 +50,9 @@ fn every_command_shows_examples_and_explains_every_option() {
 fn options_that_a_script_may_set_name_their_environment_variable() {
     let help = run!("complete", "--help").ok().out;
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    for variable in ["BASERT_THREADS", "BASERT_CONTEXT", "BASERT_KV_BITS", "BASERT_KV_TYPE"] {
+    let variables =
+        ["BASERT_THREADS", "BASERT_CONTEXT", "BASERT_KV_BITS", "BASERT_KV_TYPE", "BASERT_SPECULATIVE"];
+    for variable in variables {
         assert!(help.contains(&format!("[env: {variable}]")), "{variable}: {help}");
     }
 }
