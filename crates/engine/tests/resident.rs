@@ -2,7 +2,7 @@
 //!
 //! Every case runs in a process of its own, which this test starts from its own executable: resident memory is a
 //! process's, and another engine's would be counted with it.
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
 
 mod common;
 

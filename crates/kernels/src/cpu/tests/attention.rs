@@ -225,7 +225,8 @@ fn more_segments_than_there_is_room_for_are_walked_in_turns() {
     case.store(&reference, &mut cache, 0..tokens);
     for rows in [1, 3, 16, 20] {
         let range = tokens - rows..tokens;
-        let expected: Vec<f32> = range.clone().flat_map(|t| case.attend(&reference, &cache, t..t + 1)).collect();
+        let expected: Vec<f32> =
+            range.clone().flat_map(|t| case.attend(&reference, &cache, t..t + 1)).collect();
         assert_close(&expected, &case.truth(range.clone()), 2e-5, format_args!("{rows} rows"));
         for cpu in &devices {
             let found = case.attend(cpu, &cache, range.clone());
