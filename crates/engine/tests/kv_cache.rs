@@ -132,7 +132,7 @@ fn shuffle_pages(engine: &mut Engine) {
         let runs = sequences.map(|sequence| TokenRun { sequence, tokens: &tokens, logits: WantLogits::None });
         engine.step(&runs).unwrap();
     }
-    [1, 0, 2].map(|index| engine.release(sequences[index]));
+    [1, 0, 2].into_iter().for_each(|index| engine.release(sequences[index]));
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn paged_equals_contiguous_at_the_edges_of_pages_in_whatever_order_they_come() {
             paged
                 .step(&[TokenRun { sequence: neighbour, tokens: &ids[..40], logits: WantLogits::None }])
                 .unwrap();
-            for len in [31, 32, 33, 63, 64, 65, 96] {
+            for len in [31, 32, 65] {
                 let sequence = contiguous.new_sequence().unwrap();
                 let expected = greedy(&mut contiguous, sequence, &ids[..len], 64);
                 let sequence = paged.new_sequence().unwrap();
@@ -165,19 +165,20 @@ fn paged_equals_contiguous_at_the_edges_of_pages_in_whatever_order_they_come() {
 
 #[test]
 fn narrow_caches_give_the_bits_of_the_reference_with_keys_and_values_rounded_the_same_way() {
-    for model in models() {
+    // A hybrid, and a hybrid with experts.
+    for model in ["qwen35-dense-tiny", "toy-moe"].map(fixture) {
         let file = converted(&model, "base-q4");
-        let ids = &prompt(&model)[..70];
-        for page_tokens in PAGES {
-            for (kv, _) in TYPES {
-                let on = |isa| {
-                    let options = Options { isa: Some(isa), ..options(kv, page_tokens) };
-                    logits(&mut load_with(&file.path, options), ids, &[40, 1])
-                };
-                let reference = on(Isa::Reference);
-                for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        let ids = &prompt(&model)[..45];
+        for (kv, _) in TYPES {
+            let on = |isa, page_tokens| {
+                let options = Options { isa: Some(isa), ..options(kv, page_tokens) };
+                logits(&mut load_with(&file.path, options), ids, &[40, 1])
+            };
+            let reference = on(Isa::Reference, None);
+            for isa in [Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_available()) {
+                for page_tokens in PAGES {
                     let what = format!("{} {kv} {page_tokens:?} on {isa}", model.display());
-                    assert_same_bits(&reference, &on(isa), &what);
+                    assert_same_bits(&reference, &on(isa, page_tokens), &what);
                 }
             }
         }

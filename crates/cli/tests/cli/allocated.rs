@@ -27,7 +27,7 @@ fn selected(command: &str, model: &Path, ids: &str, kv: &str, paged: bool) -> Va
     match command {
         "complete" => args.extend(["--prompt-ids", "1,2,3", "-n", "1", "--json", "-c", "192"]),
         "eval" => args.extend(["--ids-file", ids, "--json"]),
-        "bench" => args.extend(["-p", "64", "-n", "8", "-r", "1", "-w", "0", "-t", "1", "--json"]),
+        "bench" => args.extend(["-p", "96", "-n", "8", "-r", "1", "-w", "0", "-t", "1", "--json"]),
         _ => args.extend(["--max-context", "192", "--prefix-cache", "0"]),
     }
     match (command, paged) {
@@ -78,7 +78,7 @@ fn kv_bits_are_what_is_allocated_in_every_command_and_kind_of_pages() {
     for name in MODELS {
         let (folder, model) = converted(name, "base-q4");
         let ids = folder.path().join("ids.json");
-        std::fs::write(&ids, "[1, 2, 3, 4, 5, 6, 7, 8, 9]").unwrap();
+        std::fs::write(&ids, format!("[{}1]", "2, 3, ".repeat(50))).unwrap();
         let facts = run!("inspect", &model, "--json").ok().json();
         let cache = &facts["model"]["kv_cache"];
         let number = |value: &Value| value.as_u64().unwrap();

@@ -215,6 +215,26 @@ fn long_contexts_are_cut_into_segments_the_same_way_everywhere() {
     }
 }
 
+/// There is room for the states of a few segments of sixteen rows, or of many segments of one, on one thread.
+#[test]
+fn more_segments_than_there_is_room_for_are_walked_in_turns() {
+    let tokens = 7 * SEGMENT + 20;
+    let case = Case::new(4, 1, 16, tokens, 3);
+    let (reference, devices) = (reference(), devices());
+    let mut cache = case.cache(1024);
+    case.store(&reference, &mut cache, 0..tokens);
+    for rows in [1, 3, 16, 20] {
+        let range = tokens - rows..tokens;
+        let expected: Vec<f32> =
+            range.clone().flat_map(|t| case.attend(&reference, &cache, t..t + 1)).collect();
+        assert_close(&expected, &case.truth(range.clone()), 2e-5, format_args!("{rows} rows"));
+        for cpu in &devices {
+            let found = case.attend(cpu, &cache, range.clone());
+            assert_same(&found, &expected, format_args!("{rows} rows on {cpu:?}"));
+        }
+    }
+}
+
 #[test]
 fn broken_queries_keys_and_values_stay_in_their_lane() {
     for seed in 0..types(32).len() {
