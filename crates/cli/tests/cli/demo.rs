@@ -124,10 +124,10 @@ fn the_demo_s_figures_stay_in_their_bands() {
         calls,
     );
     let found = found.ok().json();
-    within(&found["perplexity"], 9.79, 9.81);
-    within(&found["recall"]["share"]["mean"], 1.0, 1.0);
-    within(&found["choices"]["accuracy"]["mean"], 0.66, 0.70);
-    within(&found["tool_calls"]["valid"]["mean"], 0.86, 0.90);
+    within(&found["perplexity"], 9.06, 9.08);
+    within(&found["recall"]["share"]["mean"], 0.96, 0.97);
+    within(&found["choices"]["accuracy"]["mean"], 0.64, 0.66);
+    within(&found["tool_calls"]["valid"]["mean"], 0.88, 0.90);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn narrow_caches_cost_the_demo_what_they_did() {
         "4",
     );
     let rows: Vec<Value> = said.ok().out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let bands = [(2.4e-5, 2.6e-5), (4.8e-5, 5.0e-5), (2.8e-4, 3.1e-4), (3.2e-3, 3.4e-3)];
+    let bands = [(2.5e-5, 2.7e-5), (5.3e-5, 5.5e-5), (2.9e-4, 3.1e-4), (3.3e-3, 3.5e-3)];
     assert_eq!(rows.len(), bands.len());
     for (row, (low, high)) in rows.iter().zip(bands) {
         within(&row["against"]["kl"], low, high);
@@ -182,5 +182,5 @@ fn searched_scales_beat_rounded_ones_at_four_bits() {
         .ok();
     let text = text(dir.path(), 16_000);
     let [rtn, mse] = ["rtn", "mse"].map(|method| four_bits(dir.path(), method, &text, &reference, &source));
-    assert!((0.0250..0.0253).contains(&rtn) && (0.0199..0.0202).contains(&mse), "{mse} against {rtn}");
+    assert!((0.0251..0.0254).contains(&rtn) && (0.0193..0.0196).contains(&mse), "{mse} against {rtn}");
 }
