@@ -298,7 +298,7 @@ fn requests_that_run_together_are_guessed_for_and_answered_as_alone() {
 
 #[test]
 fn the_demos_head_guesses_its_own_text() {
-    for (most, least) in [(1, 1.6), (2, 2.0), (3, 2.0), (4, 2.0)] {
+    for (most, least) in [(1, 1.7), (2, 2.2), (3, 3.0), (4, 3.0)] {
         let mut engine = Engine::open(&demo(), &options(Speculation::always(most))).unwrap();
         let params = GenerateParams { eos: vec![END], ..params(None, 400) };
         let Generation { ids, speculated, .. } = answer(&mut engine, &STORY, &params);

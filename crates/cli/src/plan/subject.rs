@@ -116,7 +116,7 @@ impl Model {
             runnable: None,
             max_context: geometry.max_context(),
             kind: kind(geometry),
-            notes: vec![format!("weights and workspace are not computed: {why}")],
+            notes: vec![format!("weights, workspace and guesses are not computed: {why}")],
         })
     }
 
