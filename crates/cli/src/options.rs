@@ -78,10 +78,10 @@ impl RunOptions {
     /// The engine's options; K and V that were left open, and the context, may give way as `fit` says.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve).
+    /// As [`resolve`](Self::resolve), and `--fit` without a size where the free memory cannot be read.
     pub fn resolve_to_fit(&self, fit: &FitOptions) -> Outcome<basert_engine::Options> {
         let narrow_kv = self.kv.choice.is_none();
-        Ok(basert_engine::Options { narrow_kv, fit: fit.budget(), ..self.resolve()? })
+        Ok(basert_engine::Options { narrow_kv, fit: fit.budget()?, ..self.resolve()? })
     }
 
     /// The engine's options for each of the KV types `with_kv`, or for those that were given where there are none.
@@ -120,11 +120,15 @@ pub struct FitOptions {
 
 impl FitOptions {
     /// Bytes that everything has to fit into.
-    fn budget(&self) -> Option<u64> {
-        match self.fit? {
-            Budget::Free => basert_engine::available_memory(),
-            Budget::Bytes(bytes) => Some(bytes),
-        }
+    fn budget(&self) -> Outcome<Option<u64>> {
+        Ok(match self.fit {
+            None => None,
+            Some(Budget::Bytes(bytes)) => Some(bytes),
+            Some(Budget::Free) => Some(basert_engine::available_memory().ok_or_else(|| {
+                Failure::new("this system does not say how much memory is free")
+                    .hint("give a size, such as --fit 16GiB")
+            })?),
+        })
     }
 }
 

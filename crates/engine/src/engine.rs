@@ -14,9 +14,7 @@ use crate::kv::{KvPools, KvTypes};
 use crate::plan::MemoryPlan;
 use crate::residence::Residence;
 use crate::rope::Frequencies;
-use crate::sizing::{
-    MAX_THREADS, Sizing, WeightBytes, decoded_fit, loaded, step_limits, wanted_context, within,
-};
+use crate::sizing::{Sizing, WeightBytes, loaded, step_limits, wanted_context};
 use crate::speculate::Speculation;
 use crate::tensor::{Decoding, Tensors};
 use crate::trace::Trace;
@@ -214,23 +212,22 @@ impl Engine {
         refuse_unrunnable(&file)?;
         let spec = loaded(&model_spec(&file)?, options);
         options.kv.check(&spec, file.path())?;
-        let (options, shrunk) = settled(&spec, options, WeightBytes::of(&file, options))?;
+        let bytes = WeightBytes::of(&file, options);
+        let (options, shrunk) = settled(&spec, options, bytes)?;
         let options = &options;
         options.weights.settle(&mut file)?;
-        let decoding =
-            Decoding { all: options.dequantize, hold: !options.lean && decoded_fit(&file, options) };
+        let decoding = Decoding { all: options.dequantize, hold: bytes.decoded > 0 };
         let (weights, bound) = Weights::bind(Tensors::File(&file), &spec, decoding)?;
         refuse_double_shifted_norms(&file, spec.arch)?;
         let isa = match options.isa {
             Some(isa) => isa,
             None => Isa::from_env()?.unwrap_or_else(Isa::best),
         };
-        within("threads", options.threads, MAX_THREADS)?;
         let cpu = Cpu::new(isa, options.threads.unwrap_or_else(default_threads))?;
 
         let sizing = Sizing::new(&spec, options)?;
         let sizes = sizing.sizes(wanted_context(&spec, options))?;
-        let planned = WeightBytes { decoded: bound.decoded_bytes as u64, ..WeightBytes::of(&file, options) };
+        let planned = WeightBytes { decoded: bound.decoded_bytes as u64, ..bytes };
         let memory = sizing.plan(sizes.context, planned)?;
         let (step_tokens, logit_rows) = step_limits(options, sizes.context);
         let options = Options { step_tokens, logit_rows, ..options.clone() };
@@ -282,7 +279,7 @@ impl Engine {
         &self.selected
     }
 
-    /// What is held now, read from the buffers: the [plan](Selected::memory), but for the states, which are those of the
+    /// What is held now, read from the buffers: the [plan](Selected::memory), but for states and guesses, which are those of the
     /// live sequences. The scratch is that of the calling thread and the engine's own.
     pub fn held_memory(&self) -> MemoryPlan {
         let planned = WeightBytes::of(&self.file, &self.options);

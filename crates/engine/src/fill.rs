@@ -28,6 +28,7 @@ impl Engine {
             }
         }
         sequence.position += tokens;
+        sequence.draft.truncate(sequence.position);
         Ok(())
     }
 }

@@ -14,7 +14,7 @@ use basert_model::{Attention, Ffn, GatedDelta, LayerSpec, Mixer, ModelSpec, Moe,
 use crate::EngineError;
 use crate::cache::{Caches, LayerCache, SequenceId};
 use crate::rope::Frequencies;
-use crate::tensor::{Rows, Tensors};
+use crate::tensor::{Rows, Tensors, Weight};
 use crate::trace::{Needs, Operation, Trace, attention_needs};
 use crate::weights::{
     AttentionWeights, DeltaWeights, DenseWeights, FfnWeights, LayerWeights, MixerWeights, MoeWeights, Weights,
@@ -93,7 +93,7 @@ impl Context<'_> {
         let n = tokens.len() * self.spec.hidden;
         self.enter(None);
         self.timed(Operation::Rotate, || self.fill_rope(spans, work));
-        self.timed(Operation::Embed, || self.embed(tokens, &mut work.x[..n]))?;
+        self.timed(Operation::Embed, || self.embed(&self.weights.embed, tokens, &mut work.x[..n]))?;
         for (i, (layer, weights)) in self.spec.layers.iter().zip(&self.weights.layers).enumerate() {
             self.enter(Some(i));
             self.norm(&weights.input_norm, tokens.len(), work);
@@ -163,8 +163,7 @@ impl Context<'_> {
         }
     }
 
-    fn embed(&self, tokens: &[u32], out: &mut [f32]) -> Result<(), EngineError> {
-        let table = &self.weights.embed;
+    fn embed(&self, table: &Weight, tokens: &[u32], out: &mut [f32]) -> Result<(), EngineError> {
         if table.is_streamed() {
             return table.stream_rows(self.tensors, tokens, out);
         }

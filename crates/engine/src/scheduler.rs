@@ -241,7 +241,9 @@ impl Scheduler {
                 }
             }
         }
-        self.settle(&shares);
+        ended.extend(self.settle(&shares));
+        ended.sort_unstable();
+        ended.dedup();
         self.end(ended);
     }
 
@@ -261,24 +263,30 @@ impl Scheduler {
         }
     }
 
-    /// Lets what was run be kept.
-    fn settle(&mut self, shares: &[Share]) {
+    /// Lets what was run be kept. Returns the requests that cannot go on.
+    fn settle(&mut self, shares: &[Share]) -> Vec<usize> {
         let Scheduler { engine, running, speculated, .. } = self;
-        let alone = shares.len() == 1;
+        // Beside a prompt a round says nothing of guesses; beside other answers it takes their time, too, with and without.
+        let timed = shares.iter().all(|(_, prompt)| prompt.is_none());
+        let mut failed = Vec::new();
         for (index, prompt) in shares {
             let request = &mut running[*index];
             if prompt.is_none() && !request.reader.is_spoilt() {
                 let (sequence, accepted) = (request.reader.sequence, request.accepted);
-                if engine.accept(sequence, accepted).is_err() {
+                if let Err(error) = engine.accept(sequence, accepted) {
                     request.reader.spoil();
+                    // It ends either way.
+                    let _ = request.client.take(News::Failed(Arc::new(error)));
+                    failed.push(*index);
                 }
                 request.reader.ran(&request.ahead[..=accepted]);
                 request.ahead.clear();
-                speculated.add(request.guesser.verified(accepted, alone));
+                speculated.add(request.guesser.verified(accepted, timed));
             }
             // Who cannot keep something reads it again.
             let _ = request.reader.settle(engine);
         }
+        failed
     }
 
     fn drop_abandoned(&mut self) {
@@ -351,7 +359,10 @@ impl Scheduler {
         for index in indices.into_iter().rev() {
             let request = self.running.remove(index);
             request.reader.close(&mut self.engine);
-            self.pace = request.guesser.finish().1;
+            let (speculated, pace) = request.guesser.finish();
+            if speculated.steps > 0 {
+                self.pace = pace;
+            }
         }
     }
 }

@@ -143,6 +143,7 @@ impl<'a> Sizing<'a> {
             return Err(EngineError::Option { option: "page size", reason });
         }
         within("page size", page, MAX_CONTEXT)?;
+        within("threads", options.threads, MAX_THREADS)?;
         within("sequences", Some(options.sequences), MAX_SEQUENCES)?;
         within("context", options.context, MAX_CONTEXT)?;
         most_drafts(options.speculation.most)?;

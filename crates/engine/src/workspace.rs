@@ -35,6 +35,11 @@ struct Widths {
 }
 
 impl Widths {
+    /// Rows of a step that the prediction head may run.
+    fn guessed(&self, step_tokens: usize) -> usize {
+        if self.joint > 0 { step_tokens } else { 0 }
+    }
+
     fn of(spec: &ModelSpec) -> Widths {
         let joint = spec.draft.map_or(0, |_| 2 * spec.hidden);
         let mut w = Widths { hidden: spec.hidden, vocab: spec.vocab, joint, ..Widths::default() };
@@ -133,7 +138,8 @@ impl Workspace {
             + moe;
         let per_row = 2 * w.hidden + w.vocab;
         let routes = step_tokens * w.top_k * size_of::<Route>() + w.top_k * size_of::<(u32, f32)>();
-        (step_tokens * per_token + logit_rows * per_row) * size_of::<f32>() + routes
+        let guessed = w.guessed(step_tokens) * (size_of::<Span>() + size_of::<u32>());
+        (step_tokens * per_token + logit_rows * per_row) * size_of::<f32>() + routes + guessed
     }
 
     /// Allocates for steps of up to `step_tokens` tokens and `logit_rows` rows of logits.
@@ -166,8 +172,8 @@ impl Workspace {
             last_normed: vec![0.0; logit_rows * w.hidden],
             logits: vec![0.0; logit_rows * w.vocab],
             joint: tokens(w.joint),
-            draft_spans: Vec::new(),
-            draft_tokens: Vec::new(),
+            draft_spans: Vec::with_capacity(w.guessed(step_tokens)),
+            draft_tokens: Vec::with_capacity(w.guessed(step_tokens)),
             scratch: Scratch::default(),
             delta: DeltaScratch::default(),
         }
@@ -213,5 +219,7 @@ impl Workspace {
         floats.iter().map(|b| b.capacity() * size_of::<f32>()).sum::<usize>()
             + self.routes.capacity() * size_of::<Route>()
             + self.selected.capacity() * size_of::<(u32, f32)>()
+            + self.draft_spans.capacity() * size_of::<Span>()
+            + self.draft_tokens.capacity() * size_of::<u32>()
     }
 }

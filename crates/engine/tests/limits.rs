@@ -127,10 +127,12 @@ fn options_that_cannot_be_honoured_are_refused_before_anything_runs() {
         Options { page_tokens: Some(usize::MAX - 31), ..Options::default() },
         Options { sequences: usize::MAX, ..Options::default() },
         Options { threads: Some(0), ..Options::default() },
-        Options { threads: Some(100_000), ..Options::default() },
+        Options { threads: Some(100_000), context: Some(4096), ..Options::default() },
+        Options { threads: Some(usize::MAX), context: Some(4096), ..Options::default() },
     ];
     for options in cases {
         let result = Engine::open(&file.path, &options);
-        assert!(matches!(result, Err(EngineError::Option { .. })), "{options:?}");
+        let Err(EngineError::Option { option, .. }) = result else { panic!("{options:?}") };
+        assert!(options.threads.is_none() || option == "threads", "{options:?}: {option}");
     }
 }

@@ -23,6 +23,10 @@ const TILES: usize = 2;
 /// Vectors of value columns of the delta rule that are computed side by side, at most.
 const VECTORS: usize = 2;
 
+/// Value columns of one task of the delta rule: their state, 32 columns of a head, stays in the first-level cache while all
+/// tokens pass.
+pub(crate) const COLUMNS: usize = 32;
+
 /// What a model's matrices ask for, whatever their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatrixNeeds {
@@ -161,7 +165,7 @@ impl ScratchNeeds {
         let vectors = if self.key_dim > 0 { VECTORS * self.key_dim } else { 0 };
         LocalSizes {
             bytes: row.max(TILES * TILE_ROWS * super_row),
-            floats: (2 * rows * self.row_state).max(self.experts),
+            floats: (2 * rows * self.row_state).max(self.experts).max(COLUMNS * self.key_dim),
             lines: (TILES * groups).max(vectors).max(self.decoded),
             biases: TILES * groups,
             tile: if row > 0 { TILES * UNITS } else { 0 },

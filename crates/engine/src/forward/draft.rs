@@ -202,10 +202,8 @@ impl<'a> Context<'a> {
         let (h, out, joint) = (&mut h[..n], &mut out[..n], &mut joint[..2 * n]);
         self.cpu.rms_norm(out, &weights.norm_hidden, eps, h);
         beside(joint, h, width, 1);
-        match &weights.embed {
-            Some(table) => self.cpu.embed(table.resident(self.tensors), draft_tokens, out),
-            None => self.embed(draft_tokens, out)?,
-        }
+        let table = weights.embed.as_ref().unwrap_or(&self.weights.embed);
+        self.embed(table, draft_tokens, out)?;
         self.cpu.rms_norm(out, &weights.norm_embedding, eps, h);
         beside(joint, h, width, 0);
         self.linear(scratch, joint, [Job { w: weights.fc.all(), out: &mut x[..n] }])

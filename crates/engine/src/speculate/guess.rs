@@ -54,10 +54,10 @@ impl Guesser {
 
     /// So many of the last guesses were right; the time since they were begun counts if the step was for this sequence `alone`. What
     /// is to be added to any sums.
-    pub fn verified(&mut self, accepted: usize, alone: bool) -> Speculated {
+    pub fn verified(&mut self, accepted: usize, timed: bool) -> Speculated {
         let drafted = self.drafts.len();
         if self.speculation.most > 0 {
-            self.pace.observe(drafted, accepted, alone.then(|| self.begun.elapsed()));
+            self.pace.observe(drafted, accepted, timed.then(|| self.begun.elapsed()));
         }
         let drafting = std::mem::take(&mut self.drafting);
         let one = Speculated { steps: 1, drafted, accepted, drafting };

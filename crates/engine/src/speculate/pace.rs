@@ -20,11 +20,13 @@ pub(crate) struct Pace {
     right: f64,
     /// Rounds since another number was tried.
     settled: u32,
+    /// Whether that was a larger one, if there was one.
+    upwards: bool,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Pace { rounds: [(0.0, 0); MOST_DRAFTS + 1], right: 0.6, settled: 0 }
+        Pace { rounds: [(0.0, 0); MOST_DRAFTS + 1], right: 0.6, settled: 0, upwards: false }
     }
 }
 
@@ -36,13 +38,17 @@ impl Pace {
         if let Some(untried) = numbers.clone().find(|&count| self.rounds[count].1 < TRIALS) {
             return untried;
         }
-        let best = numbers.max_by(|&a, &b| self.speed(a).total_cmp(&self.speed(b))).unwrap_or(0);
+        let best = numbers.clone().max_by(|&a, &b| self.speed(a).total_cmp(&self.speed(b))).unwrap_or(0);
         self.settled += 1;
         if self.settled < RETRY {
             return best;
         }
         self.settled = 0;
-        if best == 0 { 1.min(most) } else { best - 1 }
+        self.upwards = !self.upwards;
+        let (below, above) =
+            (numbers.clone().filter(|&n| n < best).last(), numbers.clone().find(|&n| n > best));
+        let (first, second) = if self.upwards { (above, below) } else { (below, above) };
+        first.or(second).unwrap_or(best)
     }
 
     /// Expected tokens per second.
@@ -97,6 +103,6 @@ mod tests {
         assert_eq!(chosen(9, 10), 4);
         assert_eq!(chosen(9, 200), 0);
         assert_eq!(chosen(0, 10), 0);
-        assert!((1..4).contains(&chosen(5, 20)));
+        assert!((1..3).contains(&chosen(5, 20)));
     }
 }

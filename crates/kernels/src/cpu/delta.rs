@@ -1,13 +1,10 @@
 //! The gated delta rule over a run of tokens.
 
 use super::Cpu;
-use crate::needs::ScratchNeeds;
+use crate::needs::{COLUMNS, ScratchNeeds};
 use crate::reference::delta::{DeltaColumns, DeltaShape, NormalizeKeys, gates};
 use crate::scratch::{Local, grown, reserve, with_local};
 use crate::shared::{ColumnBlock, SharedMut};
-
-/// Value columns of one task: their state, 32 columns of a head, stays in the first-level cache while all tokens pass.
-const COLUMNS: usize = 32;
 
 /// Normalised keys and gates of a run, reused from call to call. Grows to the longest run and stays.
 #[derive(Debug, Default)]
