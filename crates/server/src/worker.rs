@@ -181,6 +181,7 @@ impl Thread {
     fn unload(&mut self) {
         self.save();
         self.backend = None;
+        self.count();
         *lock(&self.is_loaded) = false;
     }
 

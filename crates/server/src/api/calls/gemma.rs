@@ -11,6 +11,9 @@ use super::{Spelling, json_part, literal, one_of, parameters, resolved, special,
 /// How deep schemas are followed; beyond, a value is any value.
 const DEPTH: usize = 12;
 
+/// Most rules of objects and lists, for references can lead to any number; beyond, they are any object and any list.
+const MOST: usize = 256;
+
 /// What values have in common; `str` is a string.
 const VALUES: &str = r#"any: str | NUMBER | "true" | "false" | "null" | list | map
 list: "[" (any ("," any)*)? "]"
@@ -21,7 +24,7 @@ NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?/
 "#;
 
 pub(super) fn calls(functions: &[&Value], dialect: Dialect, tokenizer: &Tokenizer) -> Spelling {
-    let mut rules = Rules { text: VALUES.to_owned(), objects: 0, quote: tag(dialect.quote(), tokenizer) };
+    let mut rules = Rules { text: VALUES.to_owned(), made: 0, quote: tag(dialect.quote(), tokenizer) };
     rules.text += &string(dialect, tokenizer);
     for (index, function) in functions.iter().enumerate() {
         let parameters = parameters(function);
@@ -52,7 +55,8 @@ fn string(dialect: Dialect, tokenizer: &Tokenizer) -> String {
 /// Rules as they are needed.
 struct Rules {
     text: String,
-    objects: usize,
+    /// Rules of objects and lists so far.
+    made: usize,
     quote: String,
 }
 
@@ -69,11 +73,11 @@ impl Rules {
         match schema["type"].as_str() {
             Some("string") => "str".to_owned(),
             Some("integer" | "number" | "boolean" | "null") => format!("({})", json_part(schema)),
-            Some("array") => {
-                let item = self.value(&schema["items"], root, depth - 1);
-                format!("(\"[\" ({item} (\",\" {item})*)? \"]\")")
+            Some("array") if self.made < MOST => self.list(&schema["items"], root, depth - 1),
+            Some("array") => "list".to_owned(),
+            Some("object") if schema["properties"].is_object() && self.made < MOST => {
+                self.object(schema, root, depth - 1)
             }
-            Some("object") if schema["properties"].is_object() => self.object(schema, root, depth - 1),
             Some("object") => "map".to_owned(),
             _ => "any".to_owned(),
         }
@@ -90,10 +94,22 @@ impl Rules {
         format!("({})", choices.iter().map(one).collect::<Vec<_>>().join(" | "))
     }
 
+    fn next(&mut self, kind: char) -> String {
+        self.made += 1;
+        format!("{kind}{}", self.made)
+    }
+
+    /// A list of such items: the name of its rule.
+    fn list(&mut self, items: &Value, root: &Value, depth: usize) -> String {
+        let name = self.next('l');
+        let item = self.value(items, root, depth);
+        self.text += &format!("{name}: \"[\" ({item} (\",\" {item})*)? \"]\"\n");
+        name
+    }
+
     /// An object, whose properties come in the order of the schema: the name of its rule.
     fn object(&mut self, schema: &Value, root: &Value, depth: usize) -> String {
-        let name = format!("o{}", self.objects);
-        self.objects += 1;
+        let name = self.next('o');
         let properties = schema["properties"].as_object().cloned().unwrap_or_default();
         let required = schema["required"].as_array().cloned().unwrap_or_default();
         let mut rules = format!("{name}: \"{{\" {name}_first0 \"}}\"\n");
@@ -110,5 +126,37 @@ impl Rules {
         rules += &format!("{name}_first{end}: \"\"\n{name}_rest{end}: \"\"\n");
         self.text += &rules;
         name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn rules(schema: &Value) -> String {
+        let mut rules = Rules { text: String::new(), made: 0, quote: "'".to_owned() };
+        rules.object(schema, schema, DEPTH);
+        rules.text
+    }
+
+    #[test]
+    fn schemas_that_refer_to_themselves_do_not_grow_without_end() {
+        let tree = json!({"$ref": "#"});
+        let schema = json!({"type": "object", "properties": {"a": tree, "b": tree, "c": tree, "d": tree}});
+        let text = rules(&schema);
+        assert!(text.len() < 200_000, "{} bytes", text.len());
+        assert!(text.contains(" map "), "what is left is any object");
+    }
+
+    #[test]
+    fn lists_of_lists_do_not_repeat_their_items() {
+        let mut items = json!({"enum": ["x".repeat(1000)]});
+        for _ in 0..DEPTH - 2 {
+            items = json!({"type": "array", "items": items});
+        }
+        let text = rules(&json!({"type": "object", "properties": {"a": items}}));
+        assert!(text.len() < 20_000, "{} bytes", text.len());
     }
 }
