@@ -166,12 +166,5 @@ fn shortened(work: Work, most_tokens: usize, most_depth: usize) -> Work {
 }
 
 fn load(files: &Files, kind: PeerType, setting: Setting, terms: Terms, context: usize) -> Result<Peer> {
-    Peer::load(
-        &files.gguf(kind),
-        setting,
-        terms.cache.peer(),
-        terms.threads,
-        context,
-        terms.work.sequences(),
-    )
+    Peer::load(&files.gguf(kind), setting, terms.cache.peer(), terms.threads, context, terms.work.sequences())
 }

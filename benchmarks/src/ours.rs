@@ -17,7 +17,13 @@ pub struct Ours {
 }
 
 impl Ours {
-    pub fn load(bundle: &Path, kv: KvTypes, threads: usize, context: usize, sequences: usize) -> Result<Ours> {
+    pub fn load(
+        bundle: &Path,
+        kv: KvTypes,
+        threads: usize,
+        context: usize,
+        sequences: usize,
+    ) -> Result<Ours> {
         let options = Options {
             threads: Some(threads),
             kv,

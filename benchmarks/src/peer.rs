@@ -62,7 +62,12 @@ pub const CRATE: &str = "the crate llama-cpp-sys-2 0.1.161";
 
 /// Silences and starts the library. Once per process.
 pub fn start() {
-    unsafe extern "C" fn quiet(_: llama::ggml_log_level, _: *const std::ffi::c_char, _: *mut std::ffi::c_void) {}
+    unsafe extern "C" fn quiet(
+        _: llama::ggml_log_level,
+        _: *const std::ffi::c_char,
+        _: *mut std::ffi::c_void,
+    ) {
+    }
     // SAFETY: the callback lives for ever and uses nothing.
     unsafe {
         llama::llama_log_set(Some(quiet), std::ptr::null_mut());
@@ -92,7 +97,8 @@ impl Peer {
             params.use_extra_bufts = setting.repack;
             llama::llama_model_load_from_file(path.as_ptr(), params)
         };
-        let model = NonNull::new(model).with_context(|| format!("llama.cpp cannot load {}", gguf.display()))?;
+        let model =
+            NonNull::new(model).with_context(|| format!("llama.cpp cannot load {}", gguf.display()))?;
         // SAFETY: the model was just loaded.
         let context = unsafe {
             let mut params = llama::llama_context_default_params();

@@ -23,13 +23,15 @@ pub enum Work {
 
 /// Steps of one timed decode; the next one goes on where it ends.
 pub const DECODE_STEPS: usize = 16;
+/// Steps before the first round.
+const WARM_UP_STEPS: usize = DECODE_STEPS / 2;
 
 impl Work {
-    /// Positions that a sequence needs for `rounds` rounds.
+    /// Positions that a sequence needs for `rounds` rounds and one before them.
     pub fn context(self, rounds: usize) -> usize {
         match self {
             Work::Prefill { tokens } => tokens,
-            Work::Decode { depth, .. } => depth + DECODE_STEPS * (rounds + 1),
+            Work::Decode { depth, .. } => depth + WARM_UP_STEPS + DECODE_STEPS * (rounds + 1),
         }
     }
 
@@ -63,7 +65,7 @@ impl Work {
             Work::Prefill { .. } => Ok(()),
             Work::Decode { depth, sequences } => {
                 runner.fill(depth, sequences)?;
-                runner.decode(DECODE_STEPS / 2).map(|_| ())
+                runner.decode(WARM_UP_STEPS).map(|_| ())
             }
         }
     }

@@ -32,7 +32,7 @@ pub fn run(args: &ChatArgs) -> Outcome {
     let mut turns = Turns::install()?;
     // Everything that can be refused is refused before the weights are touched.
     let mut options = args.run.resolve_to_fit(&args.fit)?;
-    options.speculation = args.speculative.resolve();
+    options.speculation = args.speculative.resolve()?;
     let bundle = Bundle::open(&args.model)?;
     let recommended = bundle.recommended();
     let sampling = args.sampling.resolve(&recommended)?;

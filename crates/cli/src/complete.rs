@@ -24,7 +24,7 @@ use crate::{output, selected, session};
 pub fn run(args: &CompleteArgs) -> Outcome {
     let interrupt = Interrupt::install(Second::Exits)?;
     // Everything that can be refused is refused before the weights are touched.
-    let options = Options { speculation: args.speculative.resolve(), ..args.run.resolve_to_fit(&args.fit)? };
+    let options = Options { speculation: args.speculative.resolve()?, ..args.run.resolve_to_fit(&args.fit)? };
     let bundle = Bundle::open(&args.model)?;
     let recommended = bundle.recommended();
     let sampling = args.sampling.resolve(&recommended)?;

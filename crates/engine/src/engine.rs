@@ -194,6 +194,15 @@ pub struct Engine {
     pub(crate) selected: Selected,
 }
 
+/// The device that was asked for.
+fn cpu(options: &Options) -> Result<Cpu, EngineError> {
+    let isa = match options.isa {
+        Some(isa) => isa,
+        None => Isa::from_env()?.unwrap_or_else(Isa::best),
+    };
+    Ok(Cpu::new(isa, options.threads.unwrap_or_else(default_threads))?)
+}
+
 /// An engine taken apart for a step.
 pub(crate) struct Parts<'a, 'c> {
     pub context: Context<'c>,
@@ -219,12 +228,7 @@ impl Engine {
         let decoding = Decoding { all: options.dequantize, hold: bytes.decoded > 0 };
         let (weights, bound) = Weights::bind(Tensors::File(&file), &spec, decoding)?;
         refuse_double_shifted_norms(&file, spec.arch)?;
-        let isa = match options.isa {
-            Some(isa) => isa,
-            None => Isa::from_env()?.unwrap_or_else(Isa::best),
-        };
-        let cpu = Cpu::new(isa, options.threads.unwrap_or_else(default_threads))?;
-
+        let cpu = cpu(options)?;
         let sizing = Sizing::new(&spec, options)?;
         let sizes = sizing.sizes(wanted_context(&spec, options))?;
         let planned = WeightBytes { decoded: bound.decoded_bytes as u64, ..bytes };

@@ -26,7 +26,7 @@ impl Default for KvTypes {
 
 impl KvTypes {
     /// What is narrower than f16, widest first: `--kv-bits 8`, `84` and `4`.
-    pub(crate) const NARROWER: [KvTypes; 3] = [
+    pub const NARROWER: [KvTypes; 3] = [
         KvTypes { k: KvDtype::Q8, v: KvDtype::Q8 },
         KvTypes { k: KvDtype::Q8, v: KvDtype::Q4 },
         KvTypes { k: KvDtype::Q4, v: KvDtype::Q4 },

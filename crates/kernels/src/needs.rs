@@ -18,10 +18,10 @@ pub(crate) const ROWS: usize = 16;
 pub(crate) const HELD_ROWS: usize = 4 * ROWS;
 
 /// Tiles of sixteen rows that are computed side by side, at most.
-const TILES: usize = 2;
+pub(crate) const TILES: usize = 2;
 
 /// Vectors of value columns of the delta rule that are computed side by side, at most.
-const VECTORS: usize = 2;
+pub(crate) const VECTORS: usize = 2;
 
 /// Value columns of one task of the delta rule: their state, 32 columns of a head, stays in the first-level cache while all
 /// tokens pass.

@@ -132,9 +132,7 @@ impl Pool {
             resume_unwind(panic);
         }
     }
-}
 
-impl Pool {
     /// Calls `function` once on every thread.
     ///
     /// # Panics

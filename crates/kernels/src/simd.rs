@@ -93,15 +93,3 @@ pub(crate) fn prefetch(at: *const u8) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
 }
-
-/// [`prefetch`] to the second level of the caches, which can wait for more lines at once than the first.
-#[inline(always)]
-pub(crate) fn prefetch_far(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: as for `prefetch`.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}

@@ -176,10 +176,11 @@ impl Metrics {
         }
     }
 
-    /// Sets the counters of a model's prefix cache, which counts itself.
-    pub(crate) fn prefixes(&self, model: &str, stats: &PrefixStats) {
+    /// Sets the counters of a model's prefix cache, which counts itself; zeros without one.
+    pub(crate) fn prefixes(&self, model: &str, stats: Option<PrefixStats>) {
         let labels = vec![("model", model.to_owned())];
-        let PrefixStats { lookups, hits, asked_tokens, hit_tokens, evicted_pages, .. } = *stats;
+        let stats = stats.unwrap_or_default();
+        let PrefixStats { lookups, hits, asked_tokens, hit_tokens, evicted_pages, .. } = stats;
         let counted = [hits, lookups - hits, asked_tokens, hit_tokens, evicted_pages];
         for (counter, value) in self.counted.iter().zip(counted) {
             counter.get_or_create(&labels).inner().store(value, Ordering::Relaxed);

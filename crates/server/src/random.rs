@@ -17,7 +17,7 @@ pub(crate) fn name(prefix: &str) -> String {
     format!("{prefix}{:016x}{:08x}", number(), number() >> 32)
 }
 
-/// Nine digits: Mistral's templates take no other names of calls.
-pub(crate) fn nine_digits() -> String {
+/// Nine digits and letters: Mistral's templates take no other names of calls.
+pub(crate) fn nine_characters() -> String {
     format!("{:09x}", number() & 0xf_ffff_ffff)
 }

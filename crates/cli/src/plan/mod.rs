@@ -16,14 +16,11 @@ use basert_model::record::{Format, kv_record};
 pub use args::{PLAN_HELP, PlanArgs};
 
 use crate::failure::{Failure, Outcome};
-use crate::{options, output};
+use crate::output;
 use subject::{Model, Runnable};
 
 /// Context of a comparison where none was asked for.
 const USUAL_CONTEXT: usize = 131_072;
-
-/// Widths that are tried, widest first.
-const WIDTHS: [&str; 4] = ["16", "8", "84", "4"];
 
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Outcome {
@@ -62,12 +59,12 @@ pub struct Answer {
 
 impl Runnable {
     fn answer(&self, args: &PlanArgs, kv: KvTypes) -> Outcome<Answer> {
+        let asked = options(args)?;
         match (args.fit, args.max_context) {
-            (Some(budget), None) => self.largest(args, kv, budget),
-            (Some(budget), Some(context)) if !args.kv.is_typed() => self.widest(args, context, budget),
+            (Some(budget), None) => self.largest(&asked, kv, budget),
+            (Some(budget), Some(context)) if !args.kv.is_typed() => self.widest(&asked, context, budget),
             (_, context) => {
-                let context = context.or(self.spec.max_context);
-                let options = options(args, kv, context);
+                let options = Options { kv, context: context.or(self.spec.max_context), ..asked };
                 let context = basert_engine::wanted_context(&self.spec, &options);
                 Ok(Answer { context, kv, plan: self.plan(&options)?, found: None })
             }
@@ -78,35 +75,36 @@ impl Runnable {
         memory_plan(&self.spec, options, self.weights).map_err(|e| failed(&e))
     }
 
-    fn largest(&self, args: &PlanArgs, kv: KvTypes, budget: u64) -> Outcome<Answer> {
+    fn largest(&self, asked: &Options, kv: KvTypes, budget: u64) -> Outcome<Answer> {
         let most = self.spec.max_context.unwrap_or(USUAL_CONTEXT);
-        let open = options(args, kv, None);
+        let open = Options { kv, ..asked.clone() };
         let found = largest_context(&self.spec, &open, self.weights, budget, most).map_err(|e| failed(&e))?;
-        let context = found.ok_or_else(|| self.nothing_fits(args, kv, 1, budget))?;
-        let plan = self.plan(&options(args, kv, Some(context)))?;
+        let context = found.ok_or_else(|| self.nothing_fits(asked, kv, 1, budget))?;
+        let plan = self.plan(&Options { context: Some(context), ..open })?;
         let found =
             if context == most { "the model's whole context fits" } else { "the largest context that fits" };
         Ok(Answer { context, kv, plan, found: Some(found) })
     }
 
-    fn widest(&self, args: &PlanArgs, context: usize, budget: u64) -> Outcome<Answer> {
+    fn widest(&self, asked: &Options, context: usize, budget: u64) -> Outcome<Answer> {
         let mut last = KvTypes::default();
-        for width in WIDTHS {
-            let kv = options::any_kv(width).map_err(Failure::new)?;
+        for kv in [last].into_iter().chain(KvTypes::NARROWER) {
             if !kv.fit(&self.spec) {
                 continue;
             }
-            let plan = self.plan(&options(args, kv, Some(context)))?;
+            let plan = self.plan(&Options { kv, context: Some(context), ..asked.clone() })?;
             if plan.total() <= budget {
                 return Ok(Answer { context, kv, plan, found: Some("the widest KV cache that fits") });
             }
             last = kv;
         }
-        Err(self.nothing_fits(args, last, context, budget))
+        Err(self.nothing_fits(asked, last, context, budget))
     }
 
-    fn nothing_fits(&self, args: &PlanArgs, kv: KvTypes, context: usize, budget: u64) -> Failure {
-        let total = self.plan(&options(args, kv, Some(context))).map_or(0, |plan| plan.total());
+    fn nothing_fits(&self, asked: &Options, kv: KvTypes, context: usize, budget: u64) -> Failure {
+        let total = self
+            .plan(&Options { kv, context: Some(context), ..asked.clone() })
+            .map_or(0, |plan| plan.total());
         let tokens = crate::units::count(context as u64, "token");
         let (total, weights) = (crate::units::bytes(total), crate::units::bytes(self.weights.mapped));
         let message = format!(
@@ -156,16 +154,15 @@ pub fn format(dtype: KvDtype) -> Format {
     Format { name: dtype.name(), size }
 }
 
-fn options(args: &PlanArgs, kv: KvTypes, context: Option<usize>) -> Options {
-    Options {
-        kv,
-        context,
+/// What was asked for but K, V and the context.
+fn options(args: &PlanArgs) -> Outcome<Options> {
+    Ok(Options {
         sequences: args.parallel,
         logit_rows: args.parallel,
         prefix_cache: args.prefix_cache.unwrap_or(0),
-        speculation: args.speculative.resolve(),
+        speculation: args.speculative.resolve()?,
         ..Options::default()
-    }
+    })
 }
 
 fn failed(error: &EngineError) -> Failure {

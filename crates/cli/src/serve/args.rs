@@ -24,7 +24,7 @@ SIGTERM, SIGUSR1 and ^C let running answers end first; a second ^C ends at once.
 has one JSON object a line and no text of prompts or answers.
 
 Only this machine is listened to unless --host says otherwise. Without keys, requests must name the server by address, \
-as localhost, or by an --allowed-host, and pages of other sites are turned away.";
+as localhost, or by an --allowed-host. Pages of other sites are turned away unless --cors-origin or --allowed-host names them.";
 
 #[derive(Args, Debug)]
 pub struct ServeArgs {
@@ -182,6 +182,9 @@ pub fn key_line(line: &str) -> Result<ApiKey, String> {
     let mut found = key(words.next().unwrap_or_default())?;
     for word in words {
         let (name, value) = word.split_once('=').ok_or_else(|| format!("`{word}` is not NAME=VALUE"))?;
+        if word != name && line.split_whitespace().filter(|w| w.split('=').next() == Some(name)).count() > 1 {
+            return Err(format!("`{name}` is there twice"));
+        }
         let number = || value.parse().ok().filter(|n: &u32| *n > 0);
         let number = || number().ok_or_else(|| format!("`{name}` must be a whole number above 0"));
         match name {

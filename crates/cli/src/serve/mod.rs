@@ -73,6 +73,13 @@ fn config(args: &ServeArgs) -> Outcome<Config> {
     if let Some(file) = &args.api_key_file {
         api_keys.extend(keys(file)?);
     }
+    for (index, key) in api_keys.iter().enumerate() {
+        if api_keys[..index].iter().any(|earlier| earlier.key == key.key) {
+            let name = key.name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
+            return Err(Failure::new(format!("the API key number {}{name} was given before", index + 1))
+                .hint("--api-key or BASERT_API_KEY count first, then the lines of --api-key-file"));
+        }
+    }
     Ok(Config {
         host: args.host.unwrap_or(default.host),
         port: args.port.unwrap_or(default.port),
@@ -112,7 +119,7 @@ fn engine_options(args: &ServeArgs) -> Outcome<Options> {
     options.context = args.max_context.or(options.context);
     options.sequences = args.max_batch_size.or(args.continuous_batching).unwrap_or(SLOTS);
     options.logit_rows = options.sequences + SCORED_ROWS;
-    options.speculation = args.speculative.resolve();
+    options.speculation = args.speculative.resolve()?;
     Ok(options)
 }
 

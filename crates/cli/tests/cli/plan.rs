@@ -2,10 +2,24 @@
 
 use serde_json::Value;
 
-use crate::common::{converted, fixture, hybrid, llama};
+use crate::common::{Said, basert, converted, fixture, hybrid, llama};
 
 fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+/// The environment says how models run, and is no flag beside the options that it does not concern.
+#[test]
+fn speculation_in_the_environment_does_not_stop_catalogs_and_records() {
+    for args in [&["--catalog", "--filter", "qwen3-0.6b"][..], &["qwen3.5-2b", "--record"]] {
+        let mut command = basert();
+        let said =
+            Said::from(command.arg("plan").args(args).env("BASERT_SPECULATIVE", "auto").output().unwrap());
+        said.ok();
+    }
+    let mut wrong = basert();
+    let said = wrong.args(["plan", "qwen3.5-2b"]).env("BASERT_SPECULATIVE", "no").output().unwrap();
+    Said::from(said).fails_with(&["BASERT_SPECULATIVE=no", "must be auto"]);
 }
 
 #[test]

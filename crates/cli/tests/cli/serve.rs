@@ -43,6 +43,8 @@ fn a_file_of_keys_may_set_limits() {
     for (text, problem) in [
         ("a\nb rate=none", "line 2: `rate` must be a whole number above 0"),
         ("a requests=0", "line 1: `requests` must be"),
+        ("a rate=1 rate=2", "line 1: `rate` is there twice"),
+        ("a rate=1\nb\na rate=2", "the API key number 3 was given before"),
         ("a color=red", "line 1: `color` is not"),
         ("a b", "line 1: `b` is not NAME=VALUE"),
         ("# a", "has no keys"),

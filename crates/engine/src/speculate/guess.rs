@@ -52,7 +52,7 @@ impl Guesser {
         Ok(&self.drafts)
     }
 
-    /// So many of the last guesses were right; the time since they were begun counts if the step was for this sequence `alone`. What
+    /// So many of the last guesses were right; `timed` says that the time since they were begun tells what they cost. Returns what
     /// is to be added to any sums.
     pub fn verified(&mut self, accepted: usize, timed: bool) -> Speculated {
         let drafted = self.drafts.len();

@@ -69,6 +69,17 @@ impl<'a> Run<'a> {
     }
 }
 
+/// Lengths of qkv, both gates, both decays, state and output.
+fn check_shapes(shape: &DeltaShape, tokens: usize, [qkv, a, b, neg_a, dt_bias, state, out]: [usize; 7]) {
+    let DeltaShape { key_heads, value_heads, key_dim, value_dim } = *shape;
+    assert!(key_heads > 0 && value_heads.is_multiple_of(key_heads), "value heads do not share key heads");
+    assert_eq!(qkv, tokens * shape.qkv_width(), "qkv is not [tokens, q | k | v]");
+    assert!(a == b && a == tokens * value_heads, "gates are not [tokens, value_heads]");
+    assert!(neg_a == value_heads && dt_bias == value_heads, "one decay per value head");
+    assert_eq!(state, value_heads * key_dim * value_dim, "state is not [value_heads, key_dim, value_dim]");
+    assert_eq!(out, tokens * shape.value_width(), "output is not [tokens, value_heads, value_dim]");
+}
+
 impl Cpu {
     /// The gated delta rule of one sequence's run, token after token; `state` is read, and updated by the first `keep` tokens:
     /// later ones go on from there in a copy that is dropped.
@@ -93,18 +104,9 @@ impl Cpu {
         keep: usize,
         out: &mut [f32],
     ) {
-        let DeltaShape { key_heads, value_heads, key_dim, value_dim } = *shape;
-        assert!(key_heads > 0 && value_heads.is_multiple_of(key_heads), "value heads do not share key heads");
+        let DeltaShape { value_heads, key_dim, value_dim, .. } = *shape;
         let tokens = a.len().checked_div(value_heads).unwrap_or(0);
-        assert_eq!(qkv.len(), tokens * shape.qkv_width(), "qkv is not [tokens, q | k | v]");
-        assert!(a.len() == b.len() && a.len() == tokens * value_heads, "gates are not [tokens, value_heads]");
-        assert!(neg_a.len() == value_heads && dt_bias.len() == value_heads, "one decay per value head");
-        assert_eq!(
-            state.len(),
-            value_heads * key_dim * value_dim,
-            "state is not [value_heads, key_dim, value_dim]"
-        );
-        assert_eq!(out.len(), tokens * shape.value_width(), "output is not [tokens, value_heads, value_dim]");
+        check_shapes(shape, tokens, [qkv, a, b, neg_a, dt_bias, state, out].map(<[f32]>::len));
         assert!(keep <= tokens, "{keep} of {tokens} tokens cannot be kept");
 
         let keys = grown(&mut scratch.keys, tokens * 2 * shape.key_width(), 0.0);
@@ -135,21 +137,36 @@ impl Cpu {
             };
             with_local(|local| {
                 self.level.run(run.columns(head, first, 0, state.reborrow(), kept, local));
-                if keep == tokens {
-                    return;
+                if keep < tokens {
+                    // SAFETY: as above.
+                    let later = unsafe { out.block(keep..tokens, out_columns) };
+                    self.run_ahead(&run, (head, first), keep, &state, later, local);
                 }
-                let mut copy = std::mem::take(&mut local.floats);
-                let width = state.width();
-                let block = grown(&mut copy, key_dim * width, 0.0);
-                (0..key_dim).for_each(|i| block[i * width..(i + 1) * width].copy_from_slice(state.row(i)));
-                let copied = SharedMut::new(block, width);
-                // SAFETY: the copy is this task's own, and so are its columns of the later tokens.
-                let (state, out) =
-                    unsafe { (copied.block(0..key_dim, 0..width), out.block(keep..tokens, out_columns)) };
-                self.level.run(run.columns(head, first, keep, state, out, local));
-                local.floats = copy;
             });
         });
+    }
+
+    /// Goes on from token `keep` in a copy of `state`, the columns from `first` on of a head.
+    fn run_ahead(
+        &self,
+        run: &Run<'_>,
+        (head, first): (usize, usize),
+        keep: usize,
+        state: &ColumnBlock<'_, f32>,
+        out: ColumnBlock<'_, f32>,
+        local: &mut Local,
+    ) {
+        let mut copy = std::mem::take(&mut local.floats);
+        let (rows, width) = (run.shape.key_dim, state.width());
+        let block = grown(&mut copy, rows * width, 0.0);
+        for (i, row) in block.chunks_exact_mut(width).enumerate() {
+            row.copy_from_slice(state.row(i));
+        }
+        let copied = SharedMut::new(block, width);
+        // SAFETY: the copy is this task's own.
+        let state = unsafe { copied.block(0..rows, 0..width) };
+        self.level.run(run.columns(head, first, keep, state, out, local));
+        local.floats = copy;
     }
 
     /// Normalises the keys of all tokens and calls `gates` for each with its decays and betas to fill.

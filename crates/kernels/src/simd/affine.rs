@@ -7,6 +7,7 @@ use super::rows::few_tokens;
 use super::scales::{Rows, decode_from, from_blocks};
 use super::tile::many_tokens;
 use crate::matrix::{Coding, Quantized};
+use crate::needs::TILES;
 use crate::reference::affine::{AffineLinear, unpack_row};
 use crate::scratch::{Line, Local, grown};
 use crate::shared::ColumnBlock;
@@ -26,7 +27,7 @@ pub(crate) const TILE_TOKENS: usize = 8;
 pub(crate) fn affine_linear<S: Simd>(s: S, a: AffineLinear<'_>) {
     match (a.x.tokens < TILE_TOKENS, S::ROOMY) {
         (true, _) => few_tokens(s, a),
-        (false, true) => many_tokens::<S, 2, 4>(s, a),
+        (false, true) => many_tokens::<S, TILES, 4>(s, a),
         (false, false) => many_tokens::<S, 1, 2>(s, a),
     }
 }

@@ -38,7 +38,7 @@ pub(crate) fn attention_segment<S: Simd>(s: S, mut a: AttentionSegment<'_>) {
             let count = (a.visible(a.first_position + row).end - start).min(TILE);
             let mut g = 0;
             while g < a.group() {
-                let step = Step { row, g, count, fetch: !decode && row == first && g == 0 };
+                let step = Step { row, g, count, fetch: S::ROOMY && !decode && row == first && g == 0 };
                 g += match a.group() - g {
                     4.. => heads::<S, 4>(s, &mut a, k, v, step),
                     2.. => heads::<S, 2>(s, &mut a, k, v, step),
@@ -94,7 +94,7 @@ struct Step {
     row: usize,
     g: usize,
     count: usize,
-    /// Whether the memory of the next tile is fetched meanwhile.
+    /// Whether the memory of the next tile is fetched meanwhile: worth its instructions where they are wide.
     fetch: bool,
 }
 

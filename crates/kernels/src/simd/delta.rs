@@ -1,5 +1,6 @@
 //! The gated delta rule, sixteen or 32 value columns at a time.
 
+use crate::needs::VECTORS;
 use crate::reference::delta::{self, DeltaColumns, DeltaToken};
 use crate::scratch::{Line, grown};
 use crate::vector::{LANES, Simd, lanes, lanes_mut};
@@ -20,8 +21,8 @@ pub(crate) fn delta_columns<S: Simd>(s: S, mut a: DeltaColumns<'_>) {
     let mut buffer = std::mem::take(&mut a.local.lines);
     let mut c = 0;
     while c < width {
-        c += if S::ROOMY && c + 2 * LANES <= width {
-            run::<S, 2>(s, &mut a, c, &mut buffer)
+        c += if S::ROOMY && c + VECTORS * LANES <= width {
+            run::<S, VECTORS>(s, &mut a, c, &mut buffer)
         } else {
             run::<S, 1>(s, &mut a, c, &mut buffer)
         };

@@ -285,7 +285,7 @@ fn quads<S: Simd, W: Source>(
         let mut rows = [s.zero_quads(); 4];
         for (r, row) in rows.iter_mut().enumerate() {
             let at = base.wrapping_add((4 * i + r) * codes.stride);
-            super::prefetch_far(at.wrapping_add(ahead));
+            super::prefetch(at.wrapping_add(ahead));
             // SAFETY: `Codes::new` or the copying checked that the last step of the last row ends inside the codes.
             *row = W::dot(s, unsafe { &*at.cast() }, bits, x);
         }

@@ -79,7 +79,7 @@ impl Calls {
                 self.opened += 1;
                 self.open = true;
                 let is_mistral = self.declared.dialect() == Dialect::Mistral;
-                let id = if is_mistral { random::nine_digits() } else { random::name("call_") };
+                let id = if is_mistral { random::nine_characters() } else { random::name("call_") };
                 Some(Part::CallOpened { index, id, name })
             }
             Piece::Arguments(text) => {

@@ -98,6 +98,10 @@ impl Grammars {
         let matcher = Matcher::new(factory.create_parser(grammar));
         match matcher.get_error() {
             None => Ok(matcher),
+            // Its limits are assertions.
+            Some(reason) if reason.starts_with("panic") => {
+                Err(ApiError::field(field, "makes a grammar that is too large; use fewer or smaller schemas"))
+            }
             Some(reason) => {
                 let reason: String = reason.lines().next().unwrap_or_default().chars().take(300).collect();
                 Err(ApiError::field(field, format!("cannot be followed: {reason}")))

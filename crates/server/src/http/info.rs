@@ -102,9 +102,7 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Api
         running += usize::from(slot.is_running());
     }
     for Hosted { model, worker } in &app.hosted {
-        if let Some(stats) = worker.prefix_stats() {
-            app.metrics.prefixes(&model.id, &stats);
-        }
+        app.metrics.prefixes(&model.id, worker.prefix_stats());
     }
     let text = app.metrics.text(running, all - running);
     let mut response = Response::new(Body::from(text.map_err(|e| ApiError::internal(e.to_string()))?));

@@ -52,6 +52,21 @@ fn string(dialect: Dialect, tokenizer: &Tokenizer) -> String {
     }
 }
 
+/// The schemas of which a value satisfies one, or one for each of several types.
+fn alternatives(schema: &Value) -> Option<Vec<Value>> {
+    let some = ["anyOf", "oneOf"].into_iter().find_map(|key| schema[key].as_array());
+    if let Some(some) = some.filter(|some| !some.is_empty()) {
+        return Some(some.clone());
+    }
+    let types = schema["type"].as_array().filter(|types| !types.is_empty())?;
+    let of_type = |one: &Value| {
+        let mut schema = schema.clone();
+        schema["type"] = one.clone();
+        schema
+    };
+    Some(types.iter().map(of_type).collect())
+}
+
 /// Rules as they are needed.
 struct Rules {
     text: String,
@@ -70,6 +85,12 @@ impl Rules {
         if let Some(choices) = schema["enum"].as_array().filter(|choices| !choices.is_empty()) {
             return self.choice(choices);
         }
+        if let Some(only) = schema.get("const") {
+            return self.choice(std::slice::from_ref(only));
+        }
+        if let Some(some) = alternatives(schema) {
+            return self.either(&some, root, depth - 1);
+        }
         match schema["type"].as_str() {
             Some("string") => "str".to_owned(),
             Some("integer" | "number" | "boolean" | "null") => format!("({})", json_part(schema)),
@@ -81,6 +102,17 @@ impl Rules {
             Some("object") => "map".to_owned(),
             _ => "any".to_owned(),
         }
+    }
+
+    /// A value that satisfies one of some schemas: the name of its rule.
+    fn either(&mut self, schemas: &[Value], root: &Value, depth: usize) -> String {
+        if self.made >= MOST {
+            return "any".to_owned();
+        }
+        let name = self.next('a');
+        let values: Vec<_> = schemas.iter().map(|schema| self.value(schema, root, depth)).collect();
+        self.text += &format!("{name}: {}\n", values.join(" | "));
+        name
     }
 
     fn choice(&self, choices: &[Value]) -> String {
@@ -148,6 +180,18 @@ mod tests {
         let text = rules(&schema);
         assert!(text.len() < 200_000, "{} bytes", text.len());
         assert!(text.contains(" map "), "what is left is any object");
+    }
+
+    #[test]
+    fn constants_and_alternatives_are_held_to() {
+        let of = |schema: Value| rules(&json!({"type": "object", "properties": {"n": schema}}));
+        assert!(of(json!({"const": 7})).contains(r#""n:" ("7")"#));
+        let either = of(json!({"anyOf": [{"type": "string"}, {"enum": [1, 2]}]}));
+        assert!(either.contains("a2: str | (\"1\" | \"2\")"), "{either}");
+        let types = of(json!({"type": ["string", "null"]}));
+        assert!(types.contains("a2: str | (") && !types.contains("any"), "{types}");
+        let tangle = json!({"anyOf": [{"$ref": "#/properties/n"}, {"$ref": "#/properties/n"}]});
+        assert!(of(tangle).len() < 100_000);
     }
 
     #[test]
