@@ -69,13 +69,17 @@ impl Bench {
     fn linears(&self) {
         for (name, encoding) in encodings() {
             let (decode, prefill) = (format!("decode/{name}"), format!("prefill/{name}"));
-            if !self.wants(&decode) && !self.wants(&prefill) {
+            let few = format!("few/3/{name}");
+            if ![&decode, &prefill, &few].into_iter().any(|name| self.wants(name)) {
                 continue;
             }
             let (rows, payload) = large_payload(encoding);
             let w = Matrix::new(encoding, rows, COLS, &payload).unwrap();
             if self.wants(&decode) {
                 self.decode(&decode, w, &payload);
+            }
+            for tokens in [2, 3, 4, 8] {
+                self.few(&format!("few/{tokens}/{name}"), tokens, w);
             }
             if self.wants(&prefill) {
                 let product =
@@ -104,6 +108,23 @@ impl Bench {
             "{name:24} {speed:8.2} GB/s    {:5.1} % of reading; {cached:6.2} GB/s from the cache",
             read / time * 100.0
         );
+    }
+
+    /// Some tokens against one.
+    fn few(&self, name: &str, tokens: usize, w: Matrix<'_>) {
+        if !self.wants(name) {
+            return;
+        }
+        let near = w.slice_rows(0..ROWS);
+        let mut calls =
+            [(w, 1), (w, tokens), (near, 1), (near, tokens)].map(|(w, tokens)| Linear::new(w, tokens));
+        let [one, some, near_one, near_some] = {
+            let [a, b, c, d] = &mut calls;
+            let cpu = &self.cpu;
+            seconds([&mut || a.run(cpu), &mut || b.run(cpu), &mut || c.run(cpu), &mut || d.run(cpu)])
+        };
+        let (far, near) = (some / one, near_some / near_one);
+        println!("{name:24} {far:8.2} times the time of one token; {near:6.2} from the cache");
     }
 
     fn attention(&self) {

@@ -7,14 +7,17 @@ use crate::vector::{avx2::Avx2, avx512::Avx512};
 
 /// One piece of work of one operation: its arguments, its definition and its vectorised form. Both give the same bits
 /// for every input (two NaNs count as the same).
-pub(crate) trait Kernel {
+pub(crate) trait Kernel: Vectorized {
     /// Whether the vectorised form has integer dot products, so that it is compiled for VNNI as well.
     const INTEGER: bool = false;
 
     /// The definition, in plain Rust.
     fn reference(self);
+}
 
-    /// The same over the virtual vector. Must be `#[inline(always)]` all the way down.
+/// Work over the virtual vector that becomes a function of its own for every instruction set.
+pub(crate) trait Vectorized {
+    /// Does it. Must be `#[inline(always)]` all the way down, except for what is [outlined](Simd::outline).
     fn vectorized<S: Simd>(self, simd: S);
 }
 
@@ -123,35 +126,40 @@ fn avx512_levels() -> impl Iterator<Item = Level> {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
-fn run_avx2<K: Kernel>(kernel: K) {
+#[inline(never)]
+pub(crate) fn run_avx2<K: Vectorized>(kernel: K) {
     // SAFETY: this function's features are the token's.
     kernel.vectorized(unsafe { Avx2::<false>::new_unchecked() });
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,bmi2,avxvnni")]
-fn run_avx2_vnni<K: Kernel>(kernel: K) {
+#[inline(never)]
+pub(crate) fn run_avx2_vnni<K: Vectorized>(kernel: K) {
     // SAFETY: this function's features are the token's.
     kernel.vectorized(unsafe { Avx2::<true>::new_unchecked() });
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl")]
-fn run_avx512<K: Kernel>(kernel: K) {
+#[inline(never)]
+pub(crate) fn run_avx512<K: Vectorized>(kernel: K) {
     // SAFETY: this function's features are the token's.
     kernel.vectorized(unsafe { Avx512::<false, false>::new_unchecked() });
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn run_avx512_vnni<K: Kernel>(kernel: K) {
+#[inline(never)]
+pub(crate) fn run_avx512_vnni<K: Vectorized>(kernel: K) {
     // SAFETY: this function's features are the token's.
     kernel.vectorized(unsafe { Avx512::<true, false>::new_unchecked() });
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-fn run_avx512_vbmi<K: Kernel>(kernel: K) {
+#[inline(never)]
+pub(crate) fn run_avx512_vbmi<K: Vectorized>(kernel: K) {
     // SAFETY: this function's features are the token's.
     kernel.vectorized(unsafe { Avx512::<true, true>::new_unchecked() });
 }

@@ -212,8 +212,6 @@ pub(crate) enum Coding {
     Fp4,
     /// In K-quant super-blocks, at most 63.
     Super(GgmlType),
-    /// One byte each, at most 63: super-blocks that were taken apart.
-    Plain,
 }
 
 /// How stored scales are read.
@@ -239,26 +237,29 @@ impl<'a> Quantized<'a> {
     }
 
     /// Scales per row.
+    #[inline(always)]
     pub fn groups(&self) -> usize {
         self.cols / self.group
     }
 
     /// Whether codes can be larger than 63.
+    #[inline(always)]
     pub fn is_wide(&self) -> bool {
         matches!(self.coding, Coding::Affine { bits: 8, .. })
     }
 
     /// Packed bits per code; of super-blocks, scales included, rounded down.
+    #[inline(always)]
     pub fn bits(&self) -> usize {
         match self.coding {
             Coding::Affine { bits, .. } => bits as usize,
             Coding::Fp4 => 4,
             Coding::Super(kind) => kind.block_bytes() * 8 / SUPER,
-            Coding::Plain => 8,
         }
     }
 
     /// Bytes of the packed codes of one row.
+    #[inline(always)]
     pub fn row_bytes(&self) -> usize {
         match self.coding {
             Coding::Super(kind) => self.cols / SUPER * kind.block_bytes(),
@@ -274,7 +275,7 @@ impl<'a> Quantized<'a> {
     /// `b / s` where biases are not stored.
     pub fn bias_factor(&self) -> Option<f32> {
         match self.coding {
-            Coding::Affine { symmetric: false, .. } | Coding::Super(_) | Coding::Plain => None,
+            Coding::Affine { symmetric: false, .. } | Coding::Super(_) => None,
             Coding::Affine { bits, symmetric: true } => Some(-((1u32 << (bits - 1)) as f32)),
             Coding::Fp4 => Some(-12.0),
         }

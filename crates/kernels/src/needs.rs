@@ -7,7 +7,7 @@ use basert_quant::ggml::super_group;
 use crate::reference::attention::{SEGMENT, STATE_HEADER, TILE};
 use crate::reference::delta::DeltaShape;
 use crate::scratch::LocalSizes;
-use crate::simd::affine::{BLOCK, TILE_ROWS, TILE_TOKENS};
+use crate::simd::affine::BLOCK;
 use crate::simd::tile::UNITS;
 use crate::vector::LANES;
 
@@ -36,8 +36,6 @@ pub struct MatrixNeeds {
     groups: usize,
     /// Longest quantised row.
     row: usize,
-    /// Longest row of super-blocks.
-    super_row: usize,
 }
 
 impl MatrixNeeds {
@@ -48,9 +46,6 @@ impl MatrixNeeds {
             Encoding::Super(ty) => super_group(ty).unwrap_or_else(|| encoding.group()),
             _ => encoding.group(),
         };
-        if matches!(encoding, Encoding::Super(_)) {
-            self.super_row = self.super_row.max(cols);
-        }
         let input = &mut self.inputs[set_index(group.min(BLOCK))];
         *input = (*input).max(cols);
         self.groups = self.groups.max(cols / group.max(1));
@@ -140,12 +135,7 @@ impl ScratchNeeds {
         let cols = self.matrices.inputs[set_index(block)];
         let numbers = size_of::<i32>() + 2 * size_of::<f32>();
         let packed = nibble_registers(cols, block) + plain_registers(cols);
-        self.tokens * (cols + cols / block * numbers) + self.packed_tokens() * packed * size_of::<[i8; 64]>()
-    }
-
-    /// Most tokens whose activations are arranged for the row kernels.
-    pub(crate) fn packed_tokens(&self) -> usize {
-        self.tokens.min(TILE_TOKENS - 1)
+        self.tokens * (cols + cols / block * numbers) + packed * size_of::<[i8; 64]>()
     }
 
     /// Elements of normalised keys, decays and betas.
@@ -160,14 +150,15 @@ impl ScratchNeeds {
 
     /// What every thread needs.
     pub(crate) fn local(&self) -> LocalSizes {
-        let MatrixNeeds { groups, row, super_row, .. } = self.matrices;
+        let MatrixNeeds { groups, row, .. } = self.matrices;
         let rows = ROWS.min(self.tokens);
         let vectors = if self.key_dim > 0 { VECTORS * self.key_dim } else { 0 };
         LocalSizes {
-            bytes: row.max(TILES * TILE_ROWS * super_row),
+            bytes: row,
             floats: (2 * rows * self.row_state).max(self.experts).max(COLUMNS * self.key_dim),
             lines: (TILES * groups).max(vectors).max(self.decoded),
             biases: TILES * groups,
+            sums: if row > 0 { TILES * self.tokens } else { 0 },
             tile: if row > 0 { TILES * UNITS } else { 0 },
         }
     }

@@ -9,6 +9,7 @@ pub(crate) struct Local {
     pub floats: Vec<f32>,
     pub lines: Vec<Line<[f32; 16]>>,
     pub biases: Vec<Line<[f32; 16]>>,
+    pub sums: Vec<Line<[f32; 16]>>,
     pub tile: Vec<Line<[u8; 64]>>,
 }
 
@@ -34,14 +35,15 @@ pub(crate) struct LocalSizes {
     pub floats: usize,
     pub lines: usize,
     pub biases: usize,
+    pub sums: usize,
     pub tile: usize,
 }
 
 impl LocalSizes {
     /// Bytes of all of them.
     pub fn bytes(&self) -> usize {
-        let LocalSizes { bytes, floats, lines, biases, tile } = self;
-        bytes + floats * size_of::<f32>() + (lines + biases + tile) * size_of::<Line<[u8; 64]>>()
+        let LocalSizes { bytes, floats, lines, biases, sums, tile } = self;
+        bytes + floats * size_of::<f32>() + (lines + biases + sums + tile) * size_of::<Line<[u8; 64]>>()
     }
 }
 
@@ -52,6 +54,7 @@ impl Local {
         reserve(&mut self.floats, sizes.floats);
         reserve(&mut self.lines, sizes.lines);
         reserve(&mut self.biases, sizes.biases);
+        reserve(&mut self.sums, sizes.sums);
         reserve(&mut self.tile, sizes.tile);
     }
 
@@ -62,6 +65,7 @@ impl Local {
             floats: self.floats.capacity(),
             lines: self.lines.capacity(),
             biases: self.biases.capacity(),
+            sums: self.sums.capacity(),
             tile: self.tile.capacity(),
         }
     }

@@ -19,9 +19,10 @@ mod norm;
 mod quantize;
 mod rows;
 mod scales;
+mod supers;
 pub(crate) mod tile;
 
-use crate::level::Kernel;
+use crate::level::{Kernel, Vectorized};
 use crate::reference::{self, affine::AffineLinear};
 use crate::vector::Simd;
 
@@ -32,7 +33,9 @@ macro_rules! kernel {
             fn reference(self) {
                 $reference(self);
             }
+        }
 
+        impl Vectorized for $arguments {
             #[inline(always)]
             fn vectorized<S: Simd>(self, _simd: S) {
                 kernel!(@call self, _simd, $reference $(, $vectorized)?);
@@ -75,7 +78,9 @@ impl Kernel for AffineLinear<'_> {
     fn reference(self) {
         reference::affine::affine_linear(self);
     }
+}
 
+impl Vectorized for AffineLinear<'_> {
     #[inline(always)]
     fn vectorized<S: Simd>(self, simd: S) {
         affine::affine_linear(simd, self);

@@ -15,6 +15,8 @@ pub(crate) mod peak;
 #[cfg(test)]
 pub(crate) mod portable;
 
+use crate::level::Vectorized;
+
 /// Lanes of a float vector.
 pub(crate) const LANES: usize = 16;
 
@@ -36,6 +38,9 @@ pub(crate) trait Simd: Copy + peak::Peak {
 
     /// Whether there are registers for the sums of 32 rows and 4 tokens side by side, or only for 16 rows and 2 tokens.
     const ROOMY: bool;
+
+    /// Does `work` in a function of its own: where kernels would otherwise be compiled into one function many times over.
+    fn outline<W: Vectorized>(self, work: W);
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::F;
@@ -107,8 +112,19 @@ pub(crate) trait Simd: Copy + peak::Peak {
     fn nibbles(self, x: Self::Bytes) -> [Self::Bytes; 2];
     /// `table[byte]` for bytes below 16.
     fn lookup(self, bytes: Self::Bytes, table: &[u8; 16]) -> Self::Bytes;
+    /// 32 bytes, twice.
+    fn twice(self, x: &[u8; 32]) -> Self::Bytes;
+    /// Every byte shifted right, those of either half by its `shifts`, and masked; `shifts[h]` and the bits of `mask` are
+    /// at most 8 together.
+    fn fields(self, x: Self::Bytes, shifts: [u32; 2], mask: u8) -> Self::Bytes;
+    /// `low | high << 4` of every byte of `high` below 16.
+    fn join(self, low: Self::Bytes, high: Self::Bytes) -> Self::Bytes;
     /// The first 64 codes of `bits` < 8 bits, in order, one per byte.
     fn unpack(self, packed: &[u8; 64], bits: usize) -> Self::Bytes;
+    /// Sixteen rows of sixteen four-byte values, transposed: all rows' first values, then all second ones, and so on.
+    fn interleave(self, rows: [&[u8; 64]; 16]) -> [Self::Bytes; 16];
+    /// Of every four bytes, which are eight 4-bit codes: the first four, one to a byte, and the other four.
+    fn spread(self, packed: Self::Bytes) -> [Self::Bytes; 2];
     /// Sixteen rows of eight two-byte values, transposed: all rows' first values, then all second ones, and so on.
     fn transpose(self, rows: [&[u8; 16]; 16]) -> [[u8; 32]; 8];
 

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Cpu, PIECES_PER_THREAD};
-use crate::level::Kernel;
+use crate::level::{Kernel, Vectorized};
 use crate::vector::Simd;
 use crate::vector::peak::{ReadBlock, plain_bytes, plain_floats, plain_words};
 
@@ -61,7 +61,9 @@ impl Kernel for Read<'_> {
         let sum = plain_words(self.bytes.as_chunks().0);
         self.add(sum);
     }
+}
 
+impl Vectorized for Read<'_> {
     #[inline(always)]
     fn vectorized<S: Simd>(self, simd: S) {
         let sum = simd.sum_words(self.bytes.as_chunks().0);
@@ -86,7 +88,9 @@ impl Kernel for Multiply<'_> {
         };
         self.done.fetch_add(count, Ordering::Relaxed);
     }
+}
 
+impl Vectorized for Multiply<'_> {
     #[inline(always)]
     fn vectorized<S: Simd>(self, simd: S) {
         let count = match self.product {

@@ -1,14 +1,15 @@
 //! Quantised linear layers: tiles of sixteen rows, and which of two ways they go.
 //!
-//! Few tokens go through [`rows`](super::rows), which reads weights in place; many through [`tile`](super::tile), which
-//! unpacks them first.
+//! One token goes through [`rows`](super::rows), which reads weights in place; several through [`tile`](super::tile),
+//! which unpacks them first.
 
-use super::rows::few_tokens;
-use super::scales::{Rows, decode_from, from_blocks};
-use super::tile::many_tokens;
-use crate::matrix::{Coding, Quantized};
+use super::rows::one_token;
+use super::scales::{Rows, decode_from};
+use super::tile::by_tiles;
+use crate::level::Vectorized;
+use crate::matrix::Quantized;
 use crate::needs::TILES;
-use crate::reference::affine::{AffineLinear, unpack_row};
+use crate::reference::affine::AffineLinear;
 use crate::scratch::{Line, Local, grown};
 use crate::shared::ColumnBlock;
 use crate::vector::{Simd, padded};
@@ -19,16 +20,16 @@ pub(crate) const BLOCK: usize = 64;
 /// Output rows that are lanes of one vector.
 pub(crate) const TILE_ROWS: usize = 16;
 
-/// From this many tokens on, weights are unpacked to interleaved tiles.
-pub(crate) const TILE_TOKENS: usize = 8;
+/// Bytes of a row ahead of the current ones that are fetched.
+pub(crate) const AHEAD: usize = 8 * BLOCK;
 
 /// See [`AffineLinear`].
 #[inline(always)]
 pub(crate) fn affine_linear<S: Simd>(s: S, a: AffineLinear<'_>) {
-    match (a.x.tokens < TILE_TOKENS, S::ROOMY) {
-        (true, _) => few_tokens(s, a),
-        (false, true) => many_tokens::<S, TILES, 4>(s, a),
-        (false, false) => many_tokens::<S, 1, 2>(s, a),
+    match (a.x.tokens, S::ROOMY) {
+        (1, _) => one_token(s, a),
+        (_, true) => by_tiles::<S, TILES>(s, a),
+        (_, false) => by_tiles::<S, 1>(s, a),
     }
 }
 
@@ -46,14 +47,13 @@ impl Span {
         Span { first, count: TILE_ROWS.min(rows - first) }
     }
 
-    /// One token's outputs so far.
-    pub fn load(self, out: &ColumnBlock<'_, f32>, token: usize) -> [f32; TILE_ROWS] {
-        padded(&out.row(token)[self.first..][..self.count], 0.0)
-    }
-
     /// Writes one token's outputs.
     pub fn store(self, out: &mut ColumnBlock<'_, f32>, token: usize, values: &[f32; TILE_ROWS]) {
-        out.row_mut(token)[self.first..][..self.count].copy_from_slice(&values[..self.count]);
+        let row = &mut out.row_mut(token)[self.first..];
+        match row.first_chunk_mut() {
+            Some(whole) if self.count == TILE_ROWS => *whole = *values,
+            _ => row[..self.count].copy_from_slice(&values[..self.count]),
+        }
     }
 }
 
@@ -74,8 +74,80 @@ impl Tile<'_> {
     /// memory keeps streaming meanwhile.
     #[inline(always)]
     pub fn need<S: Simd>(&mut self, s: S, group: usize) {
-        while group >= self.decoded {
-            self.decoded = decode_from(s, &self.w, &self.numbers, self.decoded, self.scales, self.biases);
+        if group >= self.decoded {
+            s.outline(DecodeScales { tile: self, group });
+        }
+    }
+
+    /// `N` bytes of every row from `byte` on, if there are that many in the matrix.
+    #[inline(always)]
+    pub fn lines<const N: usize>(&self, byte: usize) -> Option<[&[u8; N]; TILE_ROWS]> {
+        let (w, stride) = (&self.w, self.w.row_bytes());
+        let (first, last) = (self.numbers[0], self.numbers[TILE_ROWS - 1]);
+        if last != first + TILE_ROWS - 1 || last * stride + byte + N > w.codes.len() {
+            return None;
+        }
+        let base = w.codes.as_ptr().wrapping_add(first * stride + byte);
+        let mut lines = [&[0; N]; TILE_ROWS];
+        for (row, line) in lines.iter_mut().enumerate() {
+            // SAFETY: the last row's bytes were found to lie inside the codes, and the others come before them.
+            *line = unsafe { &*base.wrapping_add(row * stride).cast() };
+        }
+        Some(lines)
+    }
+
+    /// The same, followed by zeros where the matrix ends. Kept apart so that the common case stays one small loop.
+    #[cold]
+    #[inline(never)]
+    pub fn copied_lines<const N: usize>(&self, byte: usize) -> [[u8; N]; TILE_ROWS] {
+        self.numbers.map(|number| {
+            let packed = &self.w.codes[number * self.w.row_bytes() + byte..];
+            padded(&packed[..packed.len().min(N)], 0)
+        })
+    }
+
+    /// What comes a little after the rows' bytes at `byte`: of the same rows, or of their successors `tiles` tiles later.
+    #[inline(always)]
+    pub fn ahead(&self, byte: usize, tiles: usize) -> Ahead {
+        let stride = self.w.row_bytes();
+        let next = if byte + AHEAD < stride { 0 } else { tiles * TILE_ROWS * stride - stride };
+        let base = self.w.codes.as_ptr().wrapping_add(self.numbers[0] * stride + byte + AHEAD + next);
+        Ahead { base, stride, lines: self.w.bits().div_ceil(4) }
+    }
+}
+
+/// See [`Tile::need`].
+struct DecodeScales<'a, 'b> {
+    tile: &'a mut Tile<'b>,
+    group: usize,
+}
+
+impl Vectorized for DecodeScales<'_, '_> {
+    #[inline(always)]
+    fn vectorized<S: Simd>(self, s: S) {
+        let DecodeScales { tile, group } = self;
+        while group >= tile.decoded {
+            tile.decoded = decode_from(s, &tile.w, &tile.numbers, tile.decoded, tile.scales, tile.biases);
+        }
+    }
+}
+
+/// Bytes of sixteen rows that will be needed soon.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead {
+    base: *const u8,
+    stride: usize,
+    lines: usize,
+}
+
+impl Ahead {
+    /// Asks for them.
+    #[inline(always)]
+    pub fn fetch_all(self) {
+        for row in 0..TILE_ROWS {
+            for line in 0..self.lines {
+                super::prefetch(self.base.wrapping_add(row * self.stride + line * BLOCK));
+            }
         }
     }
 }
@@ -84,50 +156,28 @@ impl Tile<'_> {
 pub(crate) struct TileScratch<'a> {
     scales: &'a mut [Rows], // [groups]
     biases: &'a mut [Rows], // [groups]
-    /// The codes of super-blocks, one to a byte; else empty.
-    codes: &'a mut [u8], // [TILE_ROWS, cols]
 }
 
 impl TileScratch<'_> {
     /// Memory for `N` tiles of `w`, from a thread's.
     pub fn new<'a, const N: usize>(w: &Quantized<'_>, local: &'a mut Local) -> [TileScratch<'a>; N] {
-        let codes = if matches!(w.coding, Coding::Super(_)) { TILE_ROWS * w.cols } else { 0 };
         let zero = Line([0.0; TILE_ROWS]);
         let mut scales = grown(&mut local.lines, N * w.groups(), zero).chunks_exact_mut(w.groups());
         let mut biases = grown(&mut local.biases, N * w.groups(), zero).chunks_exact_mut(w.groups());
-        let mut bytes = grown(&mut local.bytes, N * codes, 0);
         std::array::from_fn(|_| {
-            let (codes, rest) = std::mem::take(&mut bytes).split_at_mut(codes);
-            bytes = rest;
             let (scales, biases) = (scales.next().unwrap_or_default(), biases.next().unwrap_or_default());
-            TileScratch { scales, biases, codes }
+            TileScratch { scales, biases }
         })
     }
 
     /// The rows of `w` from `first_row + span.first` on. Behind the last row of the span it is repeated; those results
-    /// are dropped. Super-blocks are taken apart.
+    /// are dropped.
     pub fn tile<'a>(&'a mut self, w: Quantized<'a>, first_row: usize, span: Span) -> Tile<'a> {
         let last = (first_row + span.first + span.count).max(1) - 1;
         let mut numbers = [last; TILE_ROWS];
         for (i, row) in numbers.iter_mut().enumerate() {
             *row = (first_row + span.first + i).min(last);
         }
-        let TileScratch { scales, biases, codes } = self;
-        if !matches!(w.coding, Coding::Super(_)) {
-            return Tile { w, numbers, scales, biases, decoded: 0, span };
-        }
-        from_blocks(&w, &numbers, scales, biases);
-        take_apart(&w, &numbers, codes);
-        let apart = Quantized { coding: Coding::Plain, codes, ..w };
-        Tile { w: apart, numbers: std::array::from_fn(|row| row), scales, biases, decoded: w.groups(), span }
-    }
-}
-
-/// Writes the codes of sixteen rows of super-blocks, one to a byte.
-fn take_apart(w: &Quantized<'_>, numbers: &[usize; TILE_ROWS], codes: &mut [u8]) {
-    for (codes, row) in codes.chunks_exact_mut(w.cols).zip(numbers) {
-        // The same rows of the next tile.
-        super::prefetch(w.row(*row).as_ptr().wrapping_add(TILE_ROWS * w.row_bytes()));
-        unpack_row(w, *row, codes);
+        Tile { w, numbers, scales: self.scales, biases: self.biases, decoded: 0, span }
     }
 }

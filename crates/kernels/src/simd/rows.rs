@@ -1,4 +1,4 @@
-//! Quantised linear layers for few tokens: weights are read in place, sixteen rows side by side.
+//! Quantised linear layers for one token: weights are read in place, sixteen rows side by side.
 //!
 //! A step takes 64 bytes of codes of every row: 128 columns of 4-bit codes, else 64. Products are summed within quads,
 //! the four lanes of sixteen bytes; then four rows at a time are reduced together, each to one lane of every quad, and
@@ -6,69 +6,82 @@
 //! on. A quad is 32 columns of 4-bit codes and 16 of others, so that quads add up to every width of activation block;
 //! for blocks of 16, 4-bit codes take two passes with every other 16 columns masked.
 
-use super::affine::{BLOCK, Span, TILE_ROWS, Tile, TileScratch};
+use std::marker::PhantomData;
+
+use basert_quant::ggml::GgmlType;
+
+use super::affine::{AHEAD, BLOCK, Span, TILE_ROWS, Tile, TileScratch};
+use super::supers::{PARTS, codes4, codes5, codes6};
+use crate::level::Vectorized;
 use crate::matrix::{Coding, FP4_CODES};
 use crate::reference::affine::{Activations, AffineLinear};
-use crate::shared::ColumnBlock;
-use crate::vector::{Simd, padded};
-
-/// Steps ahead of the current one whose codes are fetched.
-const AHEAD: usize = 8;
+use crate::vector::Simd;
 
 /// See [`AffineLinear`].
 #[inline(always)]
-pub(crate) fn few_tokens<S: Simd>(s: S, mut a: AffineLinear<'_>) {
-    let (x, rows) = (a.x, a.out.width());
-    let [mut scratch] = TileScratch::new(&a.weights, a.local);
-    for first in (0..rows).step_by(TILE_ROWS) {
-        let (tile, out) = (&mut scratch.tile(a.weights, a.first_row, Span::new(first, rows)), &mut a.out);
-        match (tile.w.coding, tile.w.bits()) {
-            (Coding::Fp4, _) => by_block::<S, Fp4Codes>(s, tile, &x, out),
-            (Coding::Plain, _) => by_block::<S, Plain>(s, tile, &x, out),
-            (_, 4) => by_block::<S, Nibbles>(s, tile, &x, out),
-            (_, 8) => by_block::<S, Bytes>(s, tile, &x, out),
-            _ => by_block::<S, Narrow>(s, tile, &x, out),
-        }
+pub(crate) fn one_token<S: Simd>(s: S, a: AffineLinear<'_>) {
+    match (a.weights.coding, a.weights.bits()) {
+        (Coding::Fp4, _) => s.outline(OneToken::<Fp4Codes>::new(a)),
+        (Coding::Super(GgmlType::Q4K), _) => s.outline(OneToken::<Super4>::new(a)),
+        (Coding::Super(GgmlType::Q5K), _) => s.outline(OneToken::<Super5>::new(a)),
+        (Coding::Super(_), _) => s.outline(OneToken::<Super6>::new(a)),
+        (_, 4) => s.outline(OneToken::<Nibbles>::new(a)),
+        (_, 8) => s.outline(OneToken::<Bytes>::new(a)),
+        _ => s.outline(OneToken::<Narrow>::new(a)),
     }
 }
 
-#[inline(always)]
-fn by_block<S: Simd, W: Source>(
-    s: S,
-    tile: &mut Tile<'_>,
-    x: &Activations<'_>,
-    out: &mut ColumnBlock<'_, f32>,
-) {
-    let codes = Codes::new::<W>(tile);
-    for token in 0..x.tokens {
-        let view = &TokenView::new::<W>(x, token);
-        // The first condition is a constant, so that only what can be is compiled.
-        let sum = if W::COLUMNS == BLOCK {
-            match x.block {
-                64 => row_sums::<S, W, 1>(s, tile, codes, view),
-                32 => row_sums::<S, W, 2>(s, tile, codes, view),
-                _ => row_sums::<S, W, 4>(s, tile, codes, view),
-            }
-        } else {
-            match x.block {
-                64 => row_sums::<S, W, 2>(s, tile, codes, view),
-                32 => row_sums::<S, W, 4>(s, tile, codes, view),
+/// All rows with codes of one form.
+struct OneToken<'a, W> {
+    linear: AffineLinear<'a>,
+    form: PhantomData<W>,
+}
+
+impl<'a, W> OneToken<'a, W> {
+    fn new(linear: AffineLinear<'a>) -> Self {
+        OneToken { linear, form: PhantomData }
+    }
+}
+
+impl<W: Source> Vectorized for OneToken<'_, W> {
+    #[inline(always)]
+    fn vectorized<S: Simd>(self, s: S) {
+        let AffineLinear { weights, first_row, x, mut out, local } = self.linear;
+        let (rows, view) = (out.width(), &TokenView::new::<W>(&x));
+        let [mut scratch] = TileScratch::new(&weights, local);
+        for first in (0..rows).step_by(TILE_ROWS) {
+            let tile = &mut scratch.tile(weights, first_row, Span::new(first, rows));
+            let codes = Codes::new::<W>(tile);
+            // All but the block are constants, so that only what can be is compiled.
+            let sums = match (W::COLUMNS / BLOCK, W::PARTS, x.block) {
+                (1, 1, 64) => row_sums::<S, W, 1>(s, tile, codes, view),
+                (1, _, 32) | (2, _, 64) => row_sums::<S, W, 2>(s, tile, codes, view),
+                (1, ..) | (_, _, 32) => row_sums::<S, W, 4>(s, tile, codes, view),
                 _ => row_sums::<S, W, 8>(s, tile, codes, view),
-            }
-        };
-        let mut outputs = [0.0; TILE_ROWS];
-        s.store(sum, &mut outputs);
-        tile.span.store(out, token, &outputs);
+            };
+            let mut outputs = [0.0; TILE_ROWS];
+            s.store(sums, &mut outputs);
+            tile.span.store(&mut out, 0, &outputs);
+        }
     }
 }
 
 /// A stored form of codes.
 trait Source {
-    /// Columns of 64 bytes.
+    /// What is read in a step, at least.
+    type Packed: Copy;
+
+    /// Columns of a step.
     const COLUMNS: usize = 64;
 
-    /// Dot product of the columns whose packed codes are at the start of `packed` with the activations.
-    fn dot<S: Simd>(s: S, packed: &[u8; BLOCK], bits: usize, x: [S::Bytes; 2]) -> S::Quads;
+    /// Steps that read the same bytes, each other codes of them.
+    const PARTS: usize = 1;
+
+    /// Dot product of the columns of a step with the activations; `how` is the bits of a code, or which part it is.
+    fn dot<S: Simd>(s: S, packed: &Self::Packed, how: usize, x: [S::Bytes; 2]) -> S::Quads;
+
+    /// Copies of what is read of all rows from `byte` on, see [`Tile::copied_lines`].
+    fn copies(tile: &Tile<'_>, byte: usize) -> [Self::Packed; TILE_ROWS];
 
     /// Sums over the quads of four rows.
     #[inline(always)]
@@ -87,7 +100,13 @@ trait Source {
 struct Nibbles;
 
 impl Source for Nibbles {
+    type Packed = [u8; BLOCK];
+
     const COLUMNS: usize = 128;
+
+    fn copies(tile: &Tile<'_>, byte: usize) -> [Self::Packed; TILE_ROWS] {
+        tile.copied_lines(byte)
+    }
 
     #[inline(always)]
     fn dot<S: Simd>(s: S, packed: &[u8; BLOCK], _bits: usize, x: [S::Bytes; 2]) -> S::Quads {
@@ -105,7 +124,13 @@ impl Source for Nibbles {
 struct Fp4Codes;
 
 impl Source for Fp4Codes {
+    type Packed = [u8; BLOCK];
+
     const COLUMNS: usize = 128;
+
+    fn copies(tile: &Tile<'_>, byte: usize) -> [Self::Packed; TILE_ROWS] {
+        tile.copied_lines(byte)
+    }
 
     #[inline(always)]
     fn dot<S: Simd>(s: S, packed: &[u8; BLOCK], _bits: usize, x: [S::Bytes; 2]) -> S::Quads {
@@ -118,6 +143,12 @@ impl Source for Fp4Codes {
 struct Bytes;
 
 impl Source for Bytes {
+    type Packed = [u8; BLOCK];
+
+    fn copies(tile: &Tile<'_>, byte: usize) -> [Self::Packed; TILE_ROWS] {
+        tile.copied_lines(byte)
+    }
+
     #[inline(always)]
     fn dot<S: Simd>(s: S, packed: &[u8; BLOCK], _bits: usize, x: [S::Bytes; 2]) -> S::Quads {
         s.dot_bytes(s.bytes(packed), x[0])
@@ -129,25 +160,47 @@ impl Source for Bytes {
     }
 }
 
-/// Codes of at most 63, one to a byte.
-struct Plain;
-
-impl Source for Plain {
-    #[inline(always)]
-    fn dot<S: Simd>(s: S, packed: &[u8; BLOCK], _bits: usize, x: [S::Bytes; 2]) -> S::Quads {
-        s.dot_codes(s.bytes(packed), x[0])
-    }
-}
-
 /// Codes of any other width.
 struct Narrow;
 
 impl Source for Narrow {
+    type Packed = [u8; BLOCK];
+
+    fn copies(tile: &Tile<'_>, byte: usize) -> [Self::Packed; TILE_ROWS] {
+        tile.copied_lines(byte)
+    }
+
     #[inline(always)]
     fn dot<S: Simd>(s: S, packed: &[u8; BLOCK], bits: usize, x: [S::Bytes; 2]) -> S::Quads {
         s.dot_codes(s.unpack(packed, bits), x[0])
     }
 }
+
+/// K-quant super-blocks, a quarter at a time.
+macro_rules! super_blocks {
+    ($name:ident, $bytes:literal, $codes:path) => {
+        struct $name;
+
+        impl Source for $name {
+            type Packed = [u8; $bytes];
+
+            const PARTS: usize = PARTS;
+
+            fn copies(tile: &Tile<'_>, byte: usize) -> [Self::Packed; TILE_ROWS] {
+                tile.copied_lines(byte)
+            }
+
+            #[inline(always)]
+            fn dot<S: Simd>(s: S, packed: &Self::Packed, part: usize, x: [S::Bytes; 2]) -> S::Quads {
+                s.dot_codes($codes(s, packed, part), x[0])
+            }
+        }
+    };
+}
+
+super_blocks!(Super4, 144, codes4);
+super_blocks!(Super5, 176, codes5);
+super_blocks!(Super6, 210, codes6);
 
 /// The codes of a tile's rows, in steps.
 #[derive(Clone, Copy)]
@@ -156,9 +209,9 @@ struct Codes<'a> {
     start: &'a [u8],
     stride: usize,
     steps: usize,
-    /// Bytes of a step, of which 64 can be read.
+    /// Bytes from the codes of a step, or of its parts, to the next ones.
     bytes: usize,
-    /// Whether all of that is inside the matrix.
+    /// Whether all that is read is inside the matrix.
     in_place: bool,
 }
 
@@ -166,13 +219,36 @@ impl<'a> Codes<'a> {
     #[inline(always)]
     fn new<W: Source>(tile: &Tile<'a>) -> Codes<'a> {
         let (w, first, last) = (&tile.w, tile.numbers[0], tile.numbers[TILE_ROWS - 1]);
-        let (stride, steps, bytes) = (w.row_bytes(), w.cols.div_ceil(W::COLUMNS), W::COLUMNS / 8 * w.bits());
+        let (stride, steps) = (w.row_bytes(), w.cols.div_ceil(W::COLUMNS));
+        let bytes = if W::PARTS > 1 { size_of::<W::Packed>() } else { W::COLUMNS / 8 * w.bits() };
         let start = &w.codes[first * stride..];
         // What follows a row's last codes meets activations that are zero, but it has to be there.
-        let end = (TILE_ROWS - 1) * stride + (steps - 1) * bytes + BLOCK;
+        let end = (TILE_ROWS - 1) * stride + (steps - 1) / W::PARTS * bytes + size_of::<W::Packed>();
         let in_place = last == first + TILE_ROWS - 1 && end <= start.len();
         Codes { start, stride, steps, bytes, in_place }
     }
+}
+
+impl Codes<'_> {
+    /// Where a step's codes are, and what is worth fetching meanwhile: what comes a little later, or in the next tile.
+    #[inline(always)]
+    fn place<W: Source>(&self, step: usize) -> Place {
+        let byte = step / W::PARTS * self.bytes;
+        let within = step % W::PARTS * (self.bytes / W::PARTS) + AHEAD;
+        let next = if byte + within < self.stride { 0 } else { (TILE_ROWS - 1) * self.stride };
+        Place { base: self.start.as_ptr().wrapping_add(byte), stride: self.stride, ahead: within + next }
+    }
+}
+
+/// Sixteen rows of something packed.
+#[derive(Clone, Copy)]
+struct Place {
+    /// The first row's.
+    base: *const u8,
+    /// Bytes to the next row's.
+    stride: usize,
+    /// Bytes to what is to be fetched.
+    ahead: usize,
 }
 
 /// Passes over the weights for `PER` activation blocks in 128 columns of 4-bit codes, or 64 of others.
@@ -218,16 +294,9 @@ struct TokenView<'a> {
 
 impl<'a> TokenView<'a> {
     #[inline(always)]
-    fn new<W: Source>(x: &Activations<'a>, token: usize) -> TokenView<'a> {
-        let (all, blocks) =
-            (if W::COLUMNS == 128 { x.packed.nibble } else { x.packed.plain }, x.cols / x.block);
-        let packed = all.len() / x.tokens;
-        TokenView {
-            packed: &all[token * packed..][..packed],
-            sums: &x.sums[token * blocks..][..blocks],
-            scales: &x.scales[token * blocks..][..blocks],
-            weighted: &x.weighted[token * blocks..][..blocks],
-        }
+    fn new<W: Source>(x: &Activations<'a>) -> TokenView<'a> {
+        let packed = if W::COLUMNS == 128 { x.packed.nibble } else { x.packed.plain };
+        TokenView { packed, sums: x.sums, scales: x.scales, weighted: x.weighted }
     }
 }
 
@@ -242,16 +311,17 @@ fn step_sums<S: Simd, W: Source, const PER: usize>(
 ) -> [S::Sums; PER] {
     let mut out = [s.zero_sums(); PER];
     let registers = W::COLUMNS / BLOCK;
+    let how = if W::PARTS > 1 { step % W::PARTS } else { tile.w.bits() };
     for pass in 0..passes(PER) {
         let packed = &x.packed[(pass * codes.steps + step) * registers..][..registers];
         let packed = [s.activations(&packed[0]), s.activations(&packed[registers - 1])];
-        let [a, b, c, d] = if codes.in_place {
-            quads::<S, W>(s, codes, tile.w.bits(), step, packed)
-        } else {
-            let copies = copy_rows(tile, step * codes.bytes);
-            let copied = Codes { start: copies.as_flattened(), stride: BLOCK, steps: 1, ..codes };
-            quads::<S, W>(s, copied, tile.w.bits(), 0, packed)
-        };
+        let (copies, mut place);
+        place = codes.place::<W>(step);
+        if !codes.in_place {
+            copies = W::copies(tile, step / W::PARTS * codes.bytes);
+            place = Place { base: copies.as_ptr().cast(), stride: size_of::<W::Packed>(), ahead: 0 };
+        }
+        let [a, b, c, d] = quads::<S, W>(s, place, how, packed);
         match PER {
             1 => out[0] = s.add_sums(s.add_sums(a, b), s.add_sums(c, d)),
             2 => (out[0], out[1]) = (s.add_sums(a, b), s.add_sums(c, d)),
@@ -267,40 +337,17 @@ fn step_sums<S: Simd, W: Source, const PER: usize>(
 
 /// The four quads of sixteen rows.
 #[inline(always)]
-fn quads<S: Simd, W: Source>(
-    s: S,
-    codes: Codes<'_>,
-    bits: usize,
-    step: usize,
-    x: [S::Bytes; 2],
-) -> [S::Sums; 4] {
-    debug_assert!((TILE_ROWS - 1) * codes.stride + step * codes.bytes + BLOCK <= codes.start.len());
-    let base = codes.start.as_ptr().wrapping_add(step * codes.bytes);
-    // Behind the last step come the first ones of the next tile.
-    let next =
-        if step + AHEAD < codes.steps { 0 } else { TILE_ROWS * codes.stride - codes.steps * codes.bytes };
-    let ahead = AHEAD * codes.bytes + next;
+fn quads<S: Simd, W: Source>(s: S, place: Place, how: usize, x: [S::Bytes; 2]) -> [S::Sums; 4] {
     let mut fours = [s.zero_quads(); 4];
     for (i, four) in fours.iter_mut().enumerate() {
         let mut rows = [s.zero_quads(); 4];
         for (r, row) in rows.iter_mut().enumerate() {
-            let at = base.wrapping_add((4 * i + r) * codes.stride);
-            super::prefetch(at.wrapping_add(ahead));
-            // SAFETY: `Codes::new` or the copying checked that the last step of the last row ends inside the codes.
-            *row = W::dot(s, unsafe { &*at.cast() }, bits, x);
+            let at = place.base.wrapping_add((4 * i + r) * place.stride);
+            super::prefetch(at.wrapping_add(place.ahead));
+            // SAFETY: `Codes::new` found all that is read inside the matrix, or it was copied.
+            *row = W::dot(s, unsafe { &*at.cast() }, how, x);
         }
         *four = W::sum(s, rows);
     }
     s.turn(fours)
-}
-
-/// The codes of sixteen rows from byte `column` on, followed by zeros where the matrix ends. Kept apart so that the
-/// common case stays one small loop.
-#[cold]
-#[inline(never)]
-fn copy_rows(tile: &Tile<'_>, column: usize) -> [[u8; BLOCK]; TILE_ROWS] {
-    tile.numbers.map(|number| {
-        let packed = &tile.w.codes[number * tile.w.row_bytes() + column..];
-        padded(&packed[..packed.len().min(BLOCK)], 0)
-    })
 }

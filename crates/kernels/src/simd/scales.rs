@@ -1,8 +1,9 @@
 //! Scales and biases of a tile of rows, decoded and transposed so that rows are lanes.
 
-use basert_quant::ggml::{SUPER, super_scales};
+use basert_quant::ggml::SUPER;
 
 use super::affine::TILE_ROWS;
+use super::supers::decode_block;
 use crate::matrix::{Coding, Quantized, ScaleReader, Scales};
 use crate::scratch::Line;
 use crate::vector::Simd;
@@ -14,8 +15,7 @@ const PANEL: usize = 8;
 pub(crate) type Rows = Line<[f32; TILE_ROWS]>;
 
 /// Decodes stored `s` and `b` of some groups of the given rows from group `first` on; returns the end of the groups that
-/// are decoded now. Two-byte scales come in panels, others all at once; those of super-blocks come from
-/// [`from_blocks`].
+/// are decoded now. Two-byte scales come in panels, those of super-blocks block by block, others all at once.
 #[inline(always)]
 pub(crate) fn decode_from<S: Simd>(
     simd: S,
@@ -26,6 +26,12 @@ pub(crate) fn decode_from<S: Simd>(
     biases: &mut [Rows], // [groups]
 ) -> usize {
     let groups = scales.len();
+    if let Coding::Super(kind) = w.coding {
+        let end = first + SUPER / w.group;
+        let (scales, biases) = (&mut scales[first..end], &mut biases[first..end]);
+        decode_block(simd, w, kind, rows, first * w.group / SUPER, scales, biases);
+        return end;
+    }
     let Scales::Stored { format, scales: stored, biases: stored_biases } = w.scales else { return groups };
     let bf16 = match format.reader() {
         ScaleReader::Bf16 => true,
@@ -76,27 +82,6 @@ fn decode<S: Simd>(
     for (column, out) in columns.iter().zip(out) {
         let values = if bf16 { simd.load_bf16(column) } else { simd.load_f16(column) };
         simd.store(values, &mut out.0);
-    }
-}
-
-/// Scales and biases inside super-blocks, one block at a time.
-pub(crate) fn from_blocks(
-    w: &Quantized<'_>,
-    rows: &[usize; TILE_ROWS],
-    scales: &mut [Rows], // [groups]
-    biases: &mut [Rows], // [groups]
-) {
-    let Coding::Super(kind) = w.coding else { return };
-    let per_block = SUPER / w.group;
-    for (lane, row) in rows.iter().enumerate() {
-        let blocks = scales.chunks_exact_mut(per_block).zip(biases.chunks_exact_mut(per_block));
-        for (index, (scales, biases)) in blocks.enumerate() {
-            let (mut s, mut b) = ([0.0; 16], [0.0; 16]);
-            super_scales(kind, w.super_block(*row, index), &mut s, &mut b);
-            for (group, (scales, biases)) in scales.iter_mut().zip(biases).enumerate() {
-                (scales.0[lane], biases.0[lane]) = (s[group], b[group]);
-            }
-        }
     }
 }
 

@@ -1,24 +1,31 @@
-//! Quantised linear layers for many tokens: weights are unpacked once and reused.
+//! Quantised linear layers for several tokens: weights are unpacked once and reused.
 //!
 //! A tile's codes are interleaved in units of four columns of all sixteen rows, so that one multiply-add instruction
-//! meets four broadcast activations and rows are lanes from the start: no horizontal sums at all. One or two tiles by
-//! some tokens are computed side by side, in registers. Columns are taken in chunks whose units stay in the first-level
-//! cache while all tokens pass; between chunks the accumulators wait in the output.
+//! meets four broadcast activations and rows are lanes from the start: no horizontal sums at all. Tiles and tokens are
+//! computed side by side, in registers. Columns are taken in chunks while all tokens pass; between chunks the
+//! accumulators wait in the thread's scratch. Long chunks keep many tokens busy and still fit the first-level cache; short
+//! ones let few tokens multiply while memory delivers what comes next.
 
 use std::ops::Range;
 
+use basert_quant::ggml::{GgmlType, SUPER};
+
 use super::affine::{BLOCK, Span, TILE_ROWS, Tile, TileScratch};
+use super::supers;
+use crate::level::Vectorized;
 use crate::matrix::{Coding, FP4_CODES, Quantized};
 use crate::reference::affine::{Activations, AffineLinear};
 use crate::scratch::{Line, grown};
-use crate::shared::ColumnBlock;
-use crate::vector::{Simd, padded};
+use crate::vector::Simd;
 
 /// Columns of a unit.
 const UNIT: usize = 4;
 
-/// Columns of a chunk: 16 KiB of units for each tile.
+/// Columns that many tokens pass at a time: 16 KiB of units for each tile.
 const CHUNK: usize = 1024;
+
+/// Columns that few tokens pass at a time: 64 bytes of 4-bit codes.
+const STEP: usize = 128;
 
 /// Units of a chunk of one tile.
 pub(crate) const UNITS: usize = CHUNK / UNIT;
@@ -26,52 +33,94 @@ pub(crate) const UNITS: usize = CHUNK / UNIT;
 /// One unit: byte `4·row + column`.
 pub(crate) type Unit = Line<[u8; UNIT * TILE_ROWS]>;
 
-/// See [`AffineLinear`]: `TILES` tiles and `TOKENS` tokens side by side.
+/// One output of all rows of a tile.
+type Sums = Line<[f32; TILE_ROWS]>;
+
+const ZERO: Sums = Line([0.0; TILE_ROWS]);
+
+/// See [`AffineLinear`]: `TILES` tiles side by side.
 #[inline(always)]
-pub(crate) fn many_tokens<S: Simd, const TILES: usize, const TOKENS: usize>(s: S, mut a: AffineLinear<'_>) {
+pub(crate) fn by_tiles<S: Simd, const TILES: usize>(s: S, a: AffineLinear<'_>) {
+    match a.x.tokens {
+        0..=2 => few_tokens::<S, TILES, 2>(s, a),
+        3..=4 => few_tokens::<S, TILES, 4>(s, a),
+        5..=8 if S::ROOMY => few_tokens::<S, TILES, 8>(s, a),
+        _ => many_tokens::<S, TILES>(s, a),
+    }
+}
+
+/// Up to `TOKENS` tokens, whose accumulators stay while the columns pass.
+#[inline(always)]
+fn few_tokens<S: Simd, const TILES: usize, const TOKENS: usize>(s: S, mut a: AffineLinear<'_>) {
     let (w, x, rows) = (a.weights, a.x, a.out.width());
-    let mut units = std::mem::take(&mut a.local.tile);
-    let (chunks, _) = grown(&mut units, TILES * UNITS, Line([0; UNIT * TILE_ROWS])).as_chunks_mut::<UNITS>();
+    let tokens: [TokenRow<'_>; TOKENS] = std::array::from_fn(|t| TokenRow::new(&x, t));
     let mut scratch: [TileScratch<'_>; TILES] = TileScratch::new(&w, a.local);
+    let mut units = [[Line([0; UNIT * TILE_ROWS]); STEP / UNIT]; TILES];
     for first in (0..rows).step_by(TILES * TILE_ROWS) {
-        let mut starts = (first..).step_by(TILE_ROWS);
-        let mut tiles = scratch
-            .each_mut()
-            .map(|scratch| scratch.tile(w, a.first_row, Span::new(starts.next().unwrap_or(rows), rows)));
-        for tile in &mut tiles {
-            tile.need(s, w.groups() - 1);
+        let mut tiles = side_by_side(&mut scratch, &a.weights, a.first_row, first..rows);
+        let mut acc = [[s.splat(0.0); TOKENS]; TILES];
+        for start in (0..x.cols).step_by(STEP) {
+            let columns = start..x.cols.min(start + STEP);
+            let units_mut = units.each_mut().map(|units| &mut units[..]);
+            s.outline(Unpack { tiles: &mut tiles, columns: &columns, units: units_mut });
+            let units = units.each_ref().map(|units| units.as_chunks().0);
+            acc = Chunk::new(&tiles, units, &x, &columns).add(s, &tokens, acc);
         }
-        for start in (0..x.cols).step_by(CHUNK) {
-            let columns = start..x.cols.min(start + CHUNK);
-            for (tile, units) in tiles.iter().zip(&mut *chunks) {
-                unpack_tile(s, tile, &columns, units);
-            }
-            let units = std::array::from_fn(|t| chunks[t].as_chunks().0);
-            for token in (0..x.tokens).step_by(TOKENS) {
-                let step = Step { tiles: &tiles, units, x: &x, columns: columns.clone(), token };
-                match w.is_wide() {
-                    true => step.run::<S, TOKENS, true>(s, &mut a.out),
-                    false => step.run::<S, TOKENS, false>(s, &mut a.out),
-                }
+        for (tile, acc) in tiles.iter().zip(acc) {
+            for (token, acc) in acc.into_iter().enumerate().take(x.tokens) {
+                let mut outputs = [0.0; TILE_ROWS];
+                s.store(acc, &mut outputs);
+                tile.span.store(&mut a.out, token, &outputs);
             }
         }
     }
-    a.local.tile = units;
 }
 
-/// Tiles and tokens side by side, over a chunk of columns.
-struct Step<'a, const TILES: usize> {
-    tiles: &'a [Tile<'a>; TILES],
-    units: [&'a [[Unit; 2]]; TILES],
-    x: &'a Activations<'a>,
-    columns: Range<usize>,
-    /// The first token.
-    token: usize,
+/// Any number of tokens: all of them pass a chunk of columns before the next one is unpacked.
+#[inline(always)]
+fn many_tokens<S: Simd, const TILES: usize>(s: S, mut a: AffineLinear<'_>) {
+    let (w, x, rows) = (a.weights, a.x, a.out.width());
+    let (mut units, mut sums) = (std::mem::take(&mut a.local.tile), std::mem::take(&mut a.local.sums));
+    let (chunks, _) = grown(&mut units, TILES * UNITS, Line([0; UNIT * TILE_ROWS])).as_chunks_mut::<UNITS>();
+    let (acc, _) = grown(&mut sums, TILES * x.tokens, ZERO).as_chunks_mut::<TILES>();
+    let mut scratch: [TileScratch<'_>; TILES] = TileScratch::new(&w, a.local);
+    for first in (0..rows).step_by(TILES * TILE_ROWS) {
+        let mut tiles = side_by_side(&mut scratch, &a.weights, a.first_row, first..rows);
+        acc.fill([ZERO; TILES]);
+        for start in (0..x.cols).step_by(CHUNK) {
+            let columns = start..x.cols.min(start + CHUNK);
+            let mut each = chunks.iter_mut();
+            let units = std::array::from_fn(|_| each.next().map_or(&mut [][..], |c| c));
+            s.outline(Unpack { tiles: &mut tiles, columns: &columns, units });
+            let units = std::array::from_fn(|t| chunks[t].as_chunks().0);
+            Chunk::new(&tiles, units, &x, &columns).add_all(s, acc);
+        }
+        for (t, tile) in tiles.iter().enumerate() {
+            for (token, sums) in acc.iter().enumerate() {
+                tile.span.store(&mut a.out, token, &sums[t].0);
+            }
+        }
+    }
+    (a.local.tile, a.local.sums) = (units, sums);
 }
 
-/// What a token brings to a chunk.
+/// The next tiles of the outputs `rows`, whose first one is row `first_row` of the matrix.
+#[inline(always)]
+fn side_by_side<'a, const TILES: usize>(
+    scratch: &'a mut [TileScratch<'_>; TILES],
+    w: &'a Quantized<'_>,
+    first_row: usize,
+    rows: Range<usize>,
+) -> [Tile<'a>; TILES] {
+    let mut starts = rows.clone().step_by(TILE_ROWS);
+    scratch
+        .each_mut()
+        .map(|scratch| scratch.tile(*w, first_row, Span::new(starts.next().unwrap_or(rows.end), rows.end)))
+}
+
+/// The activations of one token.
 #[derive(Clone, Copy, Default)]
-struct TokenChunk<'a> {
+struct TokenRow<'a> {
     token: usize,
     codes: &'a [[[i8; UNIT]; 2]],
     sums: &'a [i32],     // [blocks]
@@ -79,81 +128,134 @@ struct TokenChunk<'a> {
     weighted: &'a [f32], // [blocks]
 }
 
-impl<'a, const TILES: usize> Step<'a, TILES> {
-    fn token(&self, token: usize) -> TokenChunk<'a> {
-        let (x, first) = (self.x, self.columns.start / self.x.block);
-        // Behind the last token it is computed again.
-        let token = token.min(x.tokens - 1);
-        let blocks = token * (x.cols / x.block) + first..(token + 1) * (x.cols / x.block);
-        TokenChunk {
+impl<'a> TokenRow<'a> {
+    /// Behind the last token it is computed again.
+    #[inline(always)]
+    fn new(x: &Activations<'a>, token: usize) -> TokenRow<'a> {
+        let (token, per_row) = (token.min(x.tokens - 1), x.cols / x.block);
+        let blocks = token * per_row..(token + 1) * per_row;
+        TokenRow {
             token,
-            codes: x.codes[token * x.cols..][self.columns.clone()].as_chunks().0.as_chunks().0,
+            codes: x.codes[token * x.cols..][..x.cols].as_chunks().0.as_chunks().0,
             sums: &x.sums[blocks.clone()],
             scales: &x.scales[blocks.clone()],
             weighted: &x.weighted[blocks],
         }
     }
+}
 
-    /// Adds the chunk's products to the outputs.
+/// A chunk of columns of some tiles.
+struct Chunk<'a, const TILES: usize> {
+    tiles: &'a [Tile<'a>; TILES],
+    units: [&'a [[Unit; 2]]; TILES],
+    x: &'a Activations<'a>,
+    /// The columns in activation blocks, of which there are `per_group` in a group.
+    blocks: Range<usize>,
+    per_group: usize,
+}
+
+impl<'a, const TILES: usize> Chunk<'a, TILES> {
     #[inline(always)]
-    fn run<S: Simd, const TOKENS: usize, const WIDE: bool>(&self, s: S, out: &mut ColumnBlock<'_, f32>) {
-        let (block, per_group) = (self.x.block, self.tiles[0].w.group / self.x.block);
-        let mut tokens = [TokenChunk::default(); TOKENS];
-        for (t, token) in tokens.iter_mut().enumerate() {
-            *token = self.token(self.token + t);
+    fn new(
+        tiles: &'a [Tile<'a>; TILES],
+        units: [&'a [[Unit; 2]]; TILES],
+        x: &'a Activations<'a>,
+        columns: &Range<usize>,
+    ) -> Self {
+        let blocks = columns.start / x.block..columns.end / x.block;
+        Chunk { tiles, units, x, blocks, per_group: tiles[0].w.group / x.block }
+    }
+
+    /// Adds the chunk's products to the sums of all tokens: as many side by side as there are registers for, and the
+    /// rest in smaller parties.
+    #[inline(always)]
+    fn add_all<S: Simd>(&self, s: S, acc: &mut [[Sums; TILES]]) {
+        let mut token = 0;
+        while token < acc.len() {
+            token += match acc.len() - token {
+                left if !S::ROOMY || left <= 2 => self.add_party::<S, 2>(s, token, acc),
+                3 | 4 | 7 | 8 => self.add_party::<S, 4>(s, token, acc),
+                _ => self.add_party::<S, 6>(s, token, acc),
+            };
         }
-        let mut outputs = [[[0.0; TILE_ROWS]; TOKENS]; TILES];
-        if self.columns.start > 0 {
-            for (outputs, tile) in outputs.iter_mut().zip(self.tiles) {
-                for (outputs, token) in outputs.iter_mut().zip(&tokens) {
-                    *outputs = tile.span.load(out, token.token);
-                }
-            }
-        }
+    }
+
+    /// Adds the chunk's products to the sums of `TOKENS` tokens; returns how many that are.
+    #[inline(always)]
+    fn add_party<S: Simd, const TOKENS: usize>(
+        &self,
+        s: S,
+        first: usize,
+        out: &mut [[Sums; TILES]],
+    ) -> usize {
+        let mut tokens = [TokenRow::default(); TOKENS];
         let mut acc = [[s.splat(0.0); TOKENS]; TILES];
-        for r in 0..TILES {
-            for t in 0..TOKENS {
-                acc[r][t] = s.load(&outputs[r][t]);
+        for t in 0..TOKENS {
+            tokens[t] = TokenRow::new(self.x, first + t);
+            for r in 0..TILES {
+                acc[r][t] = s.load(&out[tokens[t].token][r].0);
             }
         }
-        for (i, index) in (self.columns.start / block..self.columns.end / block).enumerate() {
-            let sums = self.products::<S, TOKENS, WIDE>(s, i, &tokens);
-            let group = if per_group == 1 { index } else { index / per_group };
+        acc = self.add(s, &tokens, acc);
+        for t in 0..TOKENS {
+            for r in 0..TILES {
+                s.store(acc[r][t], &mut out[tokens[t].token][r].0);
+            }
+        }
+        TOKENS
+    }
+
+    /// The accumulators plus the chunk's products.
+    #[inline(always)]
+    fn add<S: Simd, const TOKENS: usize>(
+        &self,
+        s: S,
+        tokens: &[TokenRow<'_>; TOKENS],
+        acc: [[S::F; TOKENS]; TILES],
+    ) -> [[S::F; TOKENS]; TILES] {
+        match S::CODE_OFFSET == 0 || self.tiles[0].w.is_wide() {
+            true => self.add_codes::<S, TOKENS, true>(s, tokens, acc),
+            false => self.add_codes::<S, TOKENS, false>(s, tokens, acc),
+        }
+    }
+
+    #[inline(always)]
+    fn add_codes<S: Simd, const TOKENS: usize, const WIDE: bool>(
+        &self,
+        s: S,
+        tokens: &[TokenRow<'_>; TOKENS],
+        mut acc: [[S::F; TOKENS]; TILES],
+    ) -> [[S::F; TOKENS]; TILES] {
+        for index in self.blocks.clone() {
+            let sums = self.products::<S, TOKENS, WIDE>(s, index, tokens);
+            let group = if self.per_group == 1 { index } else { index / self.per_group };
             for r in 0..TILES {
                 let tile = &self.tiles[r];
                 let (scale, bias) = (s.load(&tile.scales[group].0), s.load(&tile.biases[group].0));
                 for t in 0..TOKENS {
-                    let offset = if WIDE { S::CODE_OFFSET * tokens[t].sums[i] } else { 0 };
-                    let scaled = s.mul(s.sums_to_f32(sums[r][t], offset), s.splat(tokens[t].scales[i]));
+                    let offset =
+                        if WIDE && S::CODE_OFFSET != 0 { S::CODE_OFFSET * tokens[t].sums[index] } else { 0 };
+                    let scaled = s.mul(s.sums_to_f32(sums[r][t], offset), s.splat(tokens[t].scales[index]));
                     acc[r][t] = s.fma(scaled, scale, acc[r][t]);
-                    acc[r][t] = s.fma(s.splat(tokens[t].weighted[i]), bias, acc[r][t]);
+                    acc[r][t] = s.fma(s.splat(tokens[t].weighted[index]), bias, acc[r][t]);
                 }
             }
         }
-        for r in 0..TILES {
-            for t in 0..TOKENS {
-                s.store(acc[r][t], &mut outputs[r][t]);
-            }
-        }
-        for (outputs, tile) in outputs.iter().zip(self.tiles) {
-            for (outputs, token) in outputs.iter().zip(&tokens) {
-                tile.span.store(out, token.token, outputs);
-            }
-        }
+        acc
     }
 
-    /// Sums of the products of the chunk's activation block `index`.
+    /// Sums of the products of activation block `index`.
     #[inline(always)]
     fn products<S: Simd, const TOKENS: usize, const WIDE: bool>(
         &self,
         s: S,
         index: usize,
-        tokens: &[TokenChunk<'_>; TOKENS],
+        tokens: &[TokenRow<'_>; TOKENS],
     ) -> [[S::Sums; TOKENS]; TILES] {
         let pairs = self.x.block / (2 * UNIT);
         let mut units = self.units;
         for r in 0..TILES {
-            units[r] = &units[r][index * pairs..][..pairs];
+            units[r] = &units[r][(index - self.blocks.start) * pairs..][..pairs];
         }
         let mut codes = [&[][..]; TOKENS];
         for t in 0..TOKENS {
@@ -161,12 +263,13 @@ impl<'a, const TILES: usize> Step<'a, TILES> {
         }
         let mut sums = [[s.zero_sums(); TOKENS]; TILES];
         for pair in 0..pairs {
-            for r in 0..TILES {
-                let weights = [s.bytes(&units[r][pair][0].0), s.bytes(&units[r][pair][1].0)];
-                for t in 0..TOKENS {
+            let weights: [_; TILES] =
+                std::array::from_fn(|r| [s.bytes(&units[r][pair][0].0), s.bytes(&units[r][pair][1].0)]);
+            for t in 0..TOKENS {
+                for r in 0..TILES {
                     sums[r][t] = match WIDE {
-                        true => s.tile_bytes(sums[r][t], weights, &codes[t][pair]),
-                        false => s.tile_codes(sums[r][t], weights, &codes[t][pair]),
+                        true => s.tile_bytes(sums[r][t], weights[r], &codes[t][pair]),
+                        false => s.tile_codes(sums[r][t], weights[r], &codes[t][pair]),
                     };
                 }
             }
@@ -175,88 +278,95 @@ impl<'a, const TILES: usize> Step<'a, TILES> {
     }
 }
 
-/// Unpacks and interleaves some columns of sixteen rows.
-#[inline(always)]
-fn unpack_tile<S: Simd>(s: S, tile: &Tile<'_>, columns: &Range<usize>, units: &mut [Unit; UNITS]) {
-    let w = &tile.w;
-    let blocks = units.as_chunks_mut::<{ BLOCK / UNIT }>().0.iter_mut();
-    for (units, column) in blocks.zip(columns.clone().step_by(BLOCK)) {
-        let mut codes = [[0; BLOCK]; TILE_ROWS];
-        for (codes, number) in codes.iter_mut().zip(&tile.numbers) {
-            let packed = &w.codes[number * w.row_bytes() + column / 8 * w.bits()..];
-            // As in the row kernel, columns behind the row's end are never used.
-            match packed.first_chunk() {
-                Some(packed) => unpack_block(s, w, packed, codes),
-                None => unpack_block(s, w, &padded(packed, 0), codes),
+/// Unpacks and interleaves some columns of all tiles.
+struct Unpack<'a, 'b, const TILES: usize> {
+    tiles: &'a mut [Tile<'b>; TILES],
+    columns: &'a Range<usize>,
+    units: [&'a mut [Unit]; TILES],
+}
+
+impl<const TILES: usize> Vectorized for Unpack<'_, '_, TILES> {
+    #[inline(always)]
+    fn vectorized<S: Simd>(self, s: S) {
+        let Unpack { tiles, columns, units } = self;
+        for (tile, units) in tiles.iter_mut().zip(units) {
+            tile.need(s, (columns.end - 1) / tile.w.group);
+            match tile.w.coding {
+                Coding::Super(kind) => unpack_blocks(s, tile, TILES, kind, columns, units),
+                _ => unpack_packed(s, tile, TILES, columns, units),
             }
         }
-        interleave(&codes, units);
     }
 }
 
-/// 64 codes of one row.
+/// Super-blocks.
 #[inline(always)]
-fn unpack_block<S: Simd>(s: S, w: &Quantized<'_>, packed: &[u8; BLOCK], codes: &mut [u8; BLOCK]) {
-    if w.bits() == 8 {
-        *codes = *packed;
-        return;
+fn unpack_blocks<S: Simd>(
+    s: S,
+    tile: &Tile<'_>,
+    tiles: usize,
+    kind: GgmlType,
+    columns: &Range<usize>,
+    units: &mut [Unit],
+) {
+    let bytes = kind.block_bytes();
+    for (units, column) in units.chunks_exact_mut(BLOCK / UNIT).zip(columns.clone().step_by(BLOCK)) {
+        let byte = column / SUPER * bytes;
+        tile.ahead(byte + column % SUPER * bytes / SUPER, tiles).fetch_all();
+        let mut codes = [[0; BLOCK]; TILE_ROWS];
+        for (codes, row) in codes.iter_mut().zip(&tile.numbers) {
+            let block = &tile.w.row(*row)[byte..][..bytes];
+            s.store_bytes(supers::codes(s, kind, block, column % SUPER / BLOCK), codes);
+        }
+        store(s, s.interleave(codes.each_ref()), units);
     }
-    let unpacked = s.unpack(packed, w.bits());
-    let fp4 = w.coding == Coding::Fp4;
-    s.store_bytes(if fp4 { s.lookup(unpacked, &FP4_CODES) } else { unpacked }, codes);
 }
 
-/// Transposes a block of four-byte units.
-#[cfg(target_arch = "x86_64")]
+/// Codes that lie one after the other.
 #[inline(always)]
-fn interleave(codes: &[[u8; BLOCK]; TILE_ROWS], units: &mut [Unit; BLOCK / UNIT]) {
-    use std::arch::x86_64::*;
-    for row in (0..TILE_ROWS).step_by(4) {
-        for unit in (0..BLOCK / UNIT).step_by(4) {
-            // SAFETY: SSE2 is part of x86-64. The loads read 16 bytes from column 4·unit <= 48 on of four 64-byte rows,
-            // the stores write 16 bytes from byte 4·row <= 48 on of four 64-byte units.
-            unsafe {
-                let load = |r: usize| _mm_loadu_si128(codes[row + r].as_ptr().add(UNIT * unit).cast());
-                let (a, b, c, d) = (load(0), load(1), load(2), load(3));
-                let (low, high) = (_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b));
-                let (low2, high2) = (_mm_unpacklo_epi32(c, d), _mm_unpackhi_epi32(c, d));
-                let columns = [
-                    _mm_unpacklo_epi64(low, low2),
-                    _mm_unpackhi_epi64(low, low2),
-                    _mm_unpacklo_epi64(high, high2),
-                    _mm_unpackhi_epi64(high, high2),
-                ];
-                for (i, column) in columns.into_iter().enumerate() {
-                    _mm_storeu_si128(units[unit + i].0.as_mut_ptr().add(UNIT * row).cast(), column);
+fn unpack_packed<S: Simd>(s: S, tile: &Tile<'_>, tiles: usize, columns: &Range<usize>, units: &mut [Unit]) {
+    let (bits, fp4) = (tile.w.bits(), tile.w.coding == Coding::Fp4);
+    let step = if bits == 4 { 2 * BLOCK } else { BLOCK };
+    for (units, column) in units.chunks_exact_mut(step / UNIT).zip(columns.clone().step_by(step)) {
+        let byte = column / 8 * bits;
+        tile.ahead(byte, tiles).fetch_all();
+        let copies;
+        let lines = match tile.lines(byte) {
+            Some(lines) => lines,
+            None => {
+                copies = tile.copied_lines(byte);
+                copies.each_ref()
+            }
+        };
+        unpack_lines(s, lines, bits, fp4, units);
+    }
+}
+
+/// The units of 64 columns of sixteen rows, or of 128 columns if their codes have 4 bits.
+#[inline(always)]
+fn unpack_lines<S: Simd>(s: S, lines: [&[u8; BLOCK]; TILE_ROWS], bits: usize, fp4: bool, units: &mut [Unit]) {
+    match bits {
+        4 => {
+            for (packed, units) in s.interleave(lines).into_iter().zip(units.as_chunks_mut::<2>().0) {
+                for (codes, unit) in s.spread(packed).into_iter().zip(units) {
+                    s.store_bytes(if fp4 { s.lookup(codes, &FP4_CODES) } else { codes }, &mut unit.0);
                 }
             }
         }
-    }
-}
-
-/// Transposes a block of four-byte units.
-#[cfg(not(target_arch = "x86_64"))]
-fn interleave(codes: &[[u8; BLOCK]; TILE_ROWS], units: &mut [Unit; BLOCK / UNIT]) {
-    for (row, codes) in codes.iter().enumerate() {
-        for (unit, four) in units.iter_mut().zip(codes.as_chunks::<UNIT>().0) {
-            unit.0[UNIT * row..][..UNIT].copy_from_slice(four);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_unit_holds_four_columns_of_every_row() {
-        let codes = std::array::from_fn(|row| std::array::from_fn(|column| (row * 16 + column) as u8));
-        let mut units = [Line([0; UNIT * TILE_ROWS]); BLOCK / UNIT];
-        interleave(&codes, &mut units);
-        for (row, codes) in codes.iter().enumerate() {
-            for (column, code) in codes.iter().enumerate() {
-                assert_eq!(units[column / UNIT].0[UNIT * row + column % UNIT], *code);
+        8 => store(s, s.interleave(lines), units),
+        _ => {
+            let mut codes = [[0; BLOCK]; TILE_ROWS];
+            for (codes, line) in codes.iter_mut().zip(lines) {
+                s.store_bytes(s.unpack(line, bits), codes);
             }
+            store(s, s.interleave(codes.each_ref()), units);
         }
+    }
+}
+
+#[inline(always)]
+fn store<S: Simd>(s: S, codes: [S::Bytes; TILE_ROWS], units: &mut [Unit]) {
+    for (codes, unit) in codes.into_iter().zip(units) {
+        s.store_bytes(codes, &mut unit.0);
     }
 }

@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::Simd;
+use crate::level::{Vectorized, run_avx2, run_avx2_vnni};
 
 /// The token of this instruction set.
 #[derive(Clone, Copy)]
@@ -176,6 +177,42 @@ fn unpack(packed: __m256i, bits: usize) -> __m256i {
     }
 }
 
+/// [`Simd::interleave`] for the rows of one half.
+#[inline(always)]
+fn interleave8(rows: &[&[u8; 64]; 16], half: usize) -> [__m256i; 16] {
+    let mut out = [avx2!(_mm256_setzero_si256()); 16];
+    for part in 0..4 {
+        avx2! {
+            // Sixteen bytes of a row and of the row four later.
+            let load = |row: usize| {
+                let (low, high) = (rows[8 * half + row], rows[8 * half + row + 4]);
+                let at = |row: &[u8; 64]| _mm_loadu_si128(row.as_ptr().add(16 * part).cast());
+                _mm256_set_m128i(at(high), at(low))
+            };
+            let (a, b, c, d) = (load(0), load(1), load(2), load(3));
+            let (low, high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+            let (low2, high2) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+            out[4 * part] = _mm256_unpacklo_epi64(low, low2);
+            out[4 * part + 1] = _mm256_unpackhi_epi64(low, low2);
+            out[4 * part + 2] = _mm256_unpacklo_epi64(high, high2);
+            out[4 * part + 3] = _mm256_unpackhi_epi64(high, high2);
+        }
+    }
+    out
+}
+
+/// See [`Simd::spread`].
+#[inline(always)]
+fn spread(packed: __m256i) -> [__m256i; 2] {
+    avx2! {
+        [_mm256_and_si256(packed, _mm256_set1_epi32(0xffff)), _mm256_srli_epi32::<16>(packed)].map(|codes| {
+            let pairs = _mm256_or_si256(codes, _mm256_slli_epi32::<8>(codes));
+            let pairs = _mm256_and_si256(pairs, _mm256_set1_epi16(0xff));
+            _mm256_and_si256(_mm256_or_si256(pairs, _mm256_slli_epi32::<4>(pairs)), _mm256_set1_epi8(15))
+        })
+    }
+}
+
 /// Sixteen bytes from `at` on and sixteen from `step` later.
 #[inline(always)]
 fn halves(x: &[u8; 64], at: usize, step: usize) -> __m256i {
@@ -301,6 +338,10 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     const CODE_OFFSET: i32 = if VNNI { 0 } else { 128 };
     const ROOMY: bool = false;
+
+    fn outline<W: Vectorized>(self, work: W) {
+        avx2!(if VNNI { run_avx2_vnni(work) } else { run_avx2(work) });
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
@@ -475,8 +516,45 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         avx2!([_mm256_shuffle_epi8(table, bytes[0]), _mm256_shuffle_epi8(table, bytes[1])])
     }
     #[inline(always)]
+    fn twice(self, x: &[u8; 32]) -> Self::Bytes {
+        avx2!([_mm256_loadu_si256(x.as_ptr().cast()); 2])
+    }
+    #[inline(always)]
+    fn fields(self, x: Self::Bytes, shifts: [u32; 2], mask: u8) -> Self::Bytes {
+        avx2! {
+            let [low, high] = [_mm_cvtsi32_si128(shifts[0] as i32), _mm_cvtsi32_si128(shifts[1] as i32)];
+            let mask = _mm256_set1_epi8(mask as i8);
+            [
+                _mm256_and_si256(_mm256_srl_epi16(x[0], low), mask),
+                _mm256_and_si256(_mm256_srl_epi16(x[1], high), mask),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn join(self, low: Self::Bytes, high: Self::Bytes) -> Self::Bytes {
+        avx2!([
+            _mm256_or_si256(low[0], _mm256_slli_epi16::<4>(high[0])),
+            _mm256_or_si256(low[1], _mm256_slli_epi16::<4>(high[1])),
+        ])
+    }
+    #[inline(always)]
     fn unpack(self, packed: &[u8; 64], bits: usize) -> Self::Bytes {
         [unpack(halves(packed, 0, 2 * bits), bits), unpack(halves(packed, 4 * bits, 2 * bits), bits)]
+    }
+    #[inline(always)]
+    fn interleave(self, rows: [&[u8; 64]; 16]) -> [Self::Bytes; 16] {
+        let mut out = [self.zero_sums(); 16];
+        for half in 0..2 {
+            for (value, out) in interleave8(&rows, half).into_iter().zip(&mut out) {
+                out[half] = value;
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    fn spread(self, packed: Self::Bytes) -> [Self::Bytes; 2] {
+        let [a, b] = [spread(packed[0]), spread(packed[1])];
+        [[a[0], b[0]], [a[1], b[1]]]
     }
     #[inline(always)]
     fn transpose(self, rows: [&[u8; 16]; 16]) -> [[u8; 32]; 8] {

@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 
 use super::Simd;
 use super::avx2::{self, UNPACKING, avx2, four_bytes};
+use crate::level::{Vectorized, run_avx512, run_avx512_vbmi, run_avx512_vnni};
 
 /// The token of this instruction set.
 #[derive(Clone, Copy)]
@@ -132,6 +133,16 @@ impl<const VNNI: bool, const VBMI: bool> Simd for Avx512<VNNI, VBMI> {
 
     const CODE_OFFSET: i32 = if VNNI { 0 } else { 128 };
     const ROOMY: bool = true;
+
+    fn outline<W: Vectorized>(self, work: W) {
+        avx2! {
+            match (VNNI, VBMI) {
+                (false, _) => run_avx512(work),
+                (true, false) => run_avx512_vnni(work),
+                (true, true) => run_avx512_vbmi(work),
+            }
+        }
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
@@ -287,6 +298,22 @@ impl<const VNNI: bool, const VBMI: bool> Simd for Avx512<VNNI, VBMI> {
         }
     }
     #[inline(always)]
+    fn twice(self, x: &[u8; 32]) -> Self::Bytes {
+        avx2!(_mm512_broadcast_i64x4(_mm256_loadu_si256(x.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn fields(self, x: Self::Bytes, shifts: [u32; 2], mask: u8) -> Self::Bytes {
+        avx2! {
+            let [low, high] = [_mm256_set1_epi16(shifts[0] as i16), _mm256_set1_epi16(shifts[1] as i16)];
+            let counts = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+            _mm512_and_si512(_mm512_srlv_epi16(x, counts), _mm512_set1_epi8(mask as i8))
+        }
+    }
+    #[inline(always)]
+    fn join(self, low: Self::Bytes, high: Self::Bytes) -> Self::Bytes {
+        avx2!(_mm512_or_si512(low, _mm512_slli_epi16::<4>(high)))
+    }
+    #[inline(always)]
     fn unpack(self, packed: &[u8; 64], bits: usize) -> Self::Bytes {
         if VBMI {
             return unpack_words(self.bytes(packed), bits);
@@ -296,6 +323,52 @@ impl<const VNNI: bool, const VBMI: bool> Simd for Avx512<VNNI, VBMI> {
             *sixteen = &packed[quarter * 2 * bits..].as_chunks().0[0];
         }
         unpack_quarters(quarters(sixteens), bits)
+    }
+    #[inline(always)]
+    fn interleave(self, rows: [&[u8; 64]; 16]) -> [Self::Bytes; 16] {
+        let mut out = [self.zero_sums(); 16];
+        // Four rows at a time: lane r of quarter q is row r's value 4q + i. The quarters are then turned like quads.
+        let mut fours = [[self.zero_quads(); 4]; 4]; // [i, row / 4]
+        for (four, rows) in rows.as_chunks::<4>().0.iter().enumerate() {
+            let r = rows.map(|row| self.bytes(row));
+            let values = avx2! {
+                let low = (_mm512_unpacklo_epi32(r[0], r[1]), _mm512_unpacklo_epi32(r[2], r[3]));
+                let high = (_mm512_unpackhi_epi32(r[0], r[1]), _mm512_unpackhi_epi32(r[2], r[3]));
+                [
+                    _mm512_unpacklo_epi64(low.0, low.1),
+                    _mm512_unpackhi_epi64(low.0, low.1),
+                    _mm512_unpacklo_epi64(high.0, high.1),
+                    _mm512_unpackhi_epi64(high.0, high.1),
+                ]
+            };
+            for (fours, value) in fours.iter_mut().zip(values) {
+                fours[four] = value;
+            }
+        }
+        for (i, fours) in fours.into_iter().enumerate() {
+            for (quarter, value) in self.turn(fours).into_iter().enumerate() {
+                out[4 * quarter + i] = value;
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    fn spread(self, packed: Self::Bytes) -> [Self::Bytes; 2] {
+        avx2! {
+            let mask = _mm512_set1_epi8(15);
+            if VBMI {
+                // First bits of the codes of eight bytes.
+                let first = _mm512_set1_epi64(0x2c28_2420_0c08_0400);
+                let other = _mm512_add_epi8(first, _mm512_set1_epi8(16));
+                return [first, other]
+                    .map(|bits| _mm512_and_si512(_mm512_multishift_epi64_epi8(bits, packed), mask));
+            }
+            [_mm512_and_si512(packed, _mm512_set1_epi32(0xffff)), _mm512_srli_epi32::<16>(packed)].map(|codes| {
+                let pairs = _mm512_or_si512(codes, _mm512_slli_epi32::<8>(codes));
+                let pairs = _mm512_and_si512(pairs, _mm512_set1_epi16(0xff));
+                _mm512_and_si512(_mm512_or_si512(pairs, _mm512_slli_epi32::<4>(pairs)), mask)
+            })
+        }
     }
     #[inline(always)]
     fn transpose(self, r: [&[u8; 16]; 16]) -> [[u8; 32]; 8] {

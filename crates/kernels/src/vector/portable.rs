@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use super::Simd;
+use crate::level::Vectorized;
 
 /// The token; every machine has it.
 #[derive(Clone, Copy)]
@@ -25,6 +26,10 @@ impl Simd for Portable {
 
     const CODE_OFFSET: i32 = 0;
     const ROOMY: bool = true;
+
+    fn outline<W: Vectorized>(self, work: W) {
+        work.vectorized(self);
+    }
 
     fn splat(self, x: f32) -> [f32; 16] {
         [x; 16]
@@ -134,12 +139,30 @@ impl Simd for Portable {
     fn lookup(self, bytes: [u8; 64], table: &[u8; 16]) -> [u8; 64] {
         bytes.map(|byte| table[usize::from(byte)])
     }
+    fn twice(self, x: &[u8; 32]) -> [u8; 64] {
+        std::array::from_fn(|i| x[i % 32])
+    }
+    fn fields(self, x: [u8; 64], shifts: [u32; 2], mask: u8) -> [u8; 64] {
+        assert!(shifts.iter().all(|shift| shift + 8 - mask.leading_zeros() <= 8));
+        std::array::from_fn(|i| x[i] >> shifts[i / 32] & mask)
+    }
+    fn join(self, low: [u8; 64], high: [u8; 64]) -> [u8; 64] {
+        assert!(high.iter().all(|&high| high < 16));
+        std::array::from_fn(|i| low[i] | high[i] << 4)
+    }
     fn unpack(self, packed: &[u8; 64], bits: usize) -> [u8; 64] {
         std::array::from_fn(|i| {
             let at = i * bits;
             let pair = u16::from_le_bytes([packed[at / 8], packed[at / 8 + 1]]);
             (pair >> (at % 8)) as u8 & ((1 << bits) - 1)
         })
+    }
+    fn interleave(self, rows: [&[u8; 64]; 16]) -> [[u8; 64]; 16] {
+        std::array::from_fn(|value| std::array::from_fn(|i| rows[i / 4][4 * value + i % 4]))
+    }
+    fn spread(self, packed: [u8; 64]) -> [[u8; 64]; 2] {
+        let code = |part: usize, i: usize| packed[i / 4 * 4 + 2 * part + i % 4 / 2] >> (4 * (i % 2)) & 15;
+        std::array::from_fn(|part| std::array::from_fn(|i| code(part, i)))
     }
     fn transpose(self, rows: [&[u8; 16]; 16]) -> [[u8; 32]; 8] {
         std::array::from_fn(|value| std::array::from_fn(|i| rows[i / 2][2 * value + i % 2]))
