@@ -8,6 +8,7 @@ use crate::reference::attention::{SEGMENT, STATE_HEADER, TILE};
 use crate::reference::delta::DeltaShape;
 use crate::scratch::LocalSizes;
 use crate::simd::affine::BLOCK;
+use crate::simd::rows;
 use crate::simd::tile::UNITS;
 use crate::vector::LANES;
 
@@ -135,7 +136,12 @@ impl ScratchNeeds {
         let cols = self.matrices.inputs[set_index(block)];
         let numbers = size_of::<i32>() + 2 * size_of::<f32>();
         let packed = nibble_registers(cols, block) + plain_registers(cols);
-        self.tokens * (cols + cols / block * numbers) + packed * size_of::<[i8; 64]>()
+        self.tokens * (cols + cols / block * numbers) + self.packed_tokens() * packed * size_of::<[i8; 64]>()
+    }
+
+    /// Most tokens whose activations are arranged for the row kernels.
+    pub(crate) fn packed_tokens(&self) -> usize {
+        self.tokens.min(rows::TOKENS)
     }
 
     /// Elements of normalised keys, decays and betas.

@@ -17,7 +17,7 @@ mod kv;
 mod math;
 mod norm;
 mod quantize;
-mod rows;
+pub(crate) mod rows;
 mod scales;
 mod supers;
 pub(crate) mod tile;

@@ -9,6 +9,7 @@ use crate::reference::quantize::Quantize;
 use crate::scratch::{grown, reserve, with_local};
 use crate::shared::SharedMut;
 use crate::simd::affine::{BLOCK, TILE_ROWS};
+use crate::simd::rows;
 
 /// Jobs whose outputs are shared out in one dispatch.
 const MAX_JOBS: usize = 8;
@@ -134,8 +135,8 @@ impl Cpu {
         for ((set, need), block) in scratch.sets.iter_mut().zip(needs).zip(BLOCKS) {
             if need.any {
                 self.quantize_set(set, x, cols, block);
-                if x.len() == cols {
-                    set.pack(cols, block, need);
+                if x.len() <= rows::TOKENS * cols {
+                    set.pack(x.len() / cols, cols, block, need);
                 }
             }
         }
@@ -199,8 +200,8 @@ impl ActivationSet {
         reserve(&mut self.sums, blocks);
         reserve(&mut self.scales, blocks);
         reserve(&mut self.weighted, blocks);
-        reserve(&mut self.nibble, nibble_registers(cols, block));
-        reserve(&mut self.plain, plain_registers(cols));
+        reserve(&mut self.nibble, needs.packed_tokens() * nibble_registers(cols, block));
+        reserve(&mut self.plain, needs.packed_tokens() * plain_registers(cols));
     }
 
     fn bytes(&self) -> usize {
@@ -217,8 +218,8 @@ impl ActivationSet {
             block,
             codes: &self.codes[..tokens * cols],
             packed: Packed {
-                nibble: self.nibble.get(..nibble_registers(cols, block)).unwrap_or_default(),
-                plain: self.plain.get(..plain_registers(cols)).unwrap_or_default(),
+                nibble: self.nibble.get(..tokens * nibble_registers(cols, block)).unwrap_or_default(),
+                plain: self.plain.get(..tokens * plain_registers(cols)).unwrap_or_default(),
             },
             sums: &self.sums[..blocks],
             scales: &self.scales[..blocks],
@@ -226,21 +227,29 @@ impl ActivationSet {
         }
     }
 
-    /// Arranges one token's codes for the row kernels.
-    fn pack(&mut self, cols: usize, block: usize, need: Needs) {
-        let codes = &self.codes[..cols];
+    /// Arranges the codes for the row kernels.
+    fn pack(&mut self, tokens: usize, cols: usize, block: usize, need: Needs) {
+        let rows = self.codes.chunks_exact(cols).take(tokens);
         if need.nibble {
-            pack_nibbles(codes, block, grown(&mut self.nibble, nibble_registers(cols, block), [0; 64]));
+            let registers = nibble_registers(cols, block);
+            let nibble = grown(&mut self.nibble, tokens * registers, [0; 64]);
+            for (codes, out) in rows.clone().zip(nibble.chunks_exact_mut(registers)) {
+                pack_nibbles(codes, block, out);
+            }
         }
         if need.plain {
-            let out = grown(&mut self.plain, plain_registers(cols), [0; 64]).as_flattened_mut();
-            out[..cols].copy_from_slice(codes);
-            out[cols..].fill(0);
+            let registers = plain_registers(cols);
+            let plain = grown(&mut self.plain, tokens * registers, [0; 64]);
+            for (codes, out) in rows.zip(plain.chunks_exact_mut(registers)) {
+                let out = out.as_flattened_mut();
+                out[..cols].copy_from_slice(codes);
+                out[cols..].fill(0);
+            }
         }
     }
 }
 
-/// See [`Packed::nibble`].
+/// One token of [`Packed::nibble`].
 fn pack_nibbles(codes: &[i8], block: usize, out: &mut [[i8; 64]]) {
     let passes = passes(block);
     let per_pass = out.len() / passes;

@@ -16,22 +16,21 @@ pub(crate) struct Activations<'a> {
     pub block: usize,
     /// In column order.
     pub codes: &'a [i8], // [tokens, cols]
-    /// One token's in the orders that the row kernels want; unspecified where no matrix of the call needs them, or with
-    /// several tokens.
+    /// In the orders that the row kernels want; unspecified where no matrix of the call needs them, or with many tokens.
     pub packed: Packed<'a>,
     pub sums: &'a [i32],     // [tokens, cols / block]
     pub scales: &'a [f32],   // [tokens, cols / block]
     pub weighted: &'a [f32], // [tokens, cols / block]
 }
 
-/// One token's codes as the row kernels read them, padded with zeros to whole registers.
+/// Codes as the row kernels read them, padded with zeros to whole registers.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Packed<'a> {
     /// For 4-bit weights: the even ones of 128 columns, then the odd ones. For blocks of 16 there are two passes, one
     /// with zeros in every second 16 columns and one with zeros in the others.
-    pub nibble: &'a [[i8; 64]], // [passes, ceil(cols / 128), 2]
+    pub nibble: &'a [[i8; 64]], // [tokens, passes, ceil(cols / 128), 2]
     /// For all other widths: in column order.
-    pub plain: &'a [[i8; 64]], // [ceil(cols / 64)]
+    pub plain: &'a [[i8; 64]], // [tokens, ceil(cols / 64)]
 }
 
 /// `y = W·x` for some rows of a quantised matrix and all tokens.

@@ -1,9 +1,9 @@
 //! Quantised linear layers: tiles of sixteen rows, and which of two ways they go.
 //!
-//! One token goes through [`rows`](super::rows), which reads weights in place; several through [`tile`](super::tile),
-//! which unpacks them first.
+//! Few tokens go through [`rows`](super::rows), which reads weights in place; many through [`tile`](super::tile), which
+//! unpacks them first.
 
-use super::rows::one_token;
+use super::rows::{self, by_rows};
 use super::scales::{Rows, decode_from};
 use super::tile::by_tiles;
 use crate::level::Vectorized;
@@ -27,7 +27,7 @@ pub(crate) const AHEAD: usize = 8 * BLOCK;
 #[inline(always)]
 pub(crate) fn affine_linear<S: Simd>(s: S, a: AffineLinear<'_>) {
     match (a.x.tokens, S::ROOMY) {
-        (1, _) => one_token(s, a),
+        (1, _) | (..=rows::TOKENS, true) => by_rows(s, a),
         (_, true) => by_tiles::<S, TILES>(s, a),
         (_, false) => by_tiles::<S, 1>(s, a),
     }

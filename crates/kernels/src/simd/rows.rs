@@ -1,4 +1,4 @@
-//! Quantised linear layers for one token: weights are read in place, sixteen rows side by side.
+//! Quantised linear layers for few tokens: weights are read in place, sixteen rows side by side.
 //!
 //! A step takes 64 bytes of codes of every row: 128 columns of 4-bit codes, else 64. Products are summed within quads,
 //! the four lanes of sixteen bytes; then four rows at a time are reduced together, each to one lane of every quad, and
@@ -17,51 +17,60 @@ use crate::matrix::{Coding, FP4_CODES};
 use crate::reference::affine::{Activations, AffineLinear};
 use crate::vector::Simd;
 
-/// See [`AffineLinear`].
+/// Most tokens at a time.
+pub(crate) const TOKENS: usize = 4;
+
+/// See [`AffineLinear`]; for up to [`TOKENS`] tokens.
 #[inline(always)]
-pub(crate) fn one_token<S: Simd>(s: S, a: AffineLinear<'_>) {
+pub(crate) fn by_rows<S: Simd>(s: S, a: AffineLinear<'_>) {
     match (a.weights.coding, a.weights.bits()) {
-        (Coding::Fp4, _) => s.outline(OneToken::<Fp4Codes>::new(a)),
-        (Coding::Super(GgmlType::Q4K), _) => s.outline(OneToken::<Super4>::new(a)),
-        (Coding::Super(GgmlType::Q5K), _) => s.outline(OneToken::<Super5>::new(a)),
-        (Coding::Super(_), _) => s.outline(OneToken::<Super6>::new(a)),
-        (_, 4) => s.outline(OneToken::<Nibbles>::new(a)),
-        (_, 8) => s.outline(OneToken::<Bytes>::new(a)),
-        _ => s.outline(OneToken::<Narrow>::new(a)),
+        (Coding::Fp4, _) => with_tokens::<S, Fp4Codes>(s, a),
+        (Coding::Super(GgmlType::Q4K), _) => with_tokens::<S, Super4>(s, a),
+        (Coding::Super(GgmlType::Q5K), _) => with_tokens::<S, Super5>(s, a),
+        (Coding::Super(_), _) => with_tokens::<S, Super6>(s, a),
+        (_, 4) => with_tokens::<S, Nibbles>(s, a),
+        (_, 8) => with_tokens::<S, Bytes>(s, a),
+        _ => with_tokens::<S, Narrow>(s, a),
     }
 }
 
-/// All rows with codes of one form.
-struct OneToken<'a, W> {
+#[inline(always)]
+fn with_tokens<S: Simd, W: Source>(s: S, linear: AffineLinear<'_>) {
+    match linear.x.tokens {
+        1 => s.outline(RowsOf::<W, 1> { linear, form: PhantomData }),
+        2 => s.outline(RowsOf::<W, 2> { linear, form: PhantomData }),
+        3 => s.outline(RowsOf::<W, 3> { linear, form: PhantomData }),
+        _ => s.outline(RowsOf::<W, 4> { linear, form: PhantomData }),
+    }
+}
+
+/// All rows with codes of one form, for `N` tokens.
+struct RowsOf<'a, W, const N: usize> {
     linear: AffineLinear<'a>,
     form: PhantomData<W>,
 }
 
-impl<'a, W> OneToken<'a, W> {
-    fn new(linear: AffineLinear<'a>) -> Self {
-        OneToken { linear, form: PhantomData }
-    }
-}
-
-impl<W: Source> Vectorized for OneToken<'_, W> {
+impl<W: Source, const N: usize> Vectorized for RowsOf<'_, W, N> {
     #[inline(always)]
     fn vectorized<S: Simd>(self, s: S) {
         let AffineLinear { weights, first_row, x, mut out, local } = self.linear;
-        let (rows, view) = (out.width(), &TokenView::new::<W>(&x));
+        let (rows, view) = (out.width(), &std::array::from_fn(|token| TokenView::new::<W>(&x, token)));
         let [mut scratch] = TileScratch::new(&weights, local);
         for first in (0..rows).step_by(TILE_ROWS) {
             let tile = &mut scratch.tile(weights, first_row, Span::new(first, rows));
             let codes = Codes::new::<W>(tile);
             // All but the block are constants, so that only what can be is compiled.
-            let sums = match (W::COLUMNS / BLOCK, W::PARTS, x.block) {
-                (1, 1, 64) => row_sums::<S, W, 1>(s, tile, codes, view),
-                (1, _, 32) | (2, _, 64) => row_sums::<S, W, 2>(s, tile, codes, view),
-                (1, ..) | (_, _, 32) => row_sums::<S, W, 4>(s, tile, codes, view),
-                _ => row_sums::<S, W, 8>(s, tile, codes, view),
+            let sums: [S::F; N] = match (W::COLUMNS / BLOCK, W::PARTS, x.block) {
+                (1, 1, 64) => row_sums::<S, W, 1, N>(s, tile, codes, view),
+                (1, _, 32) | (2, _, 64) => row_sums::<S, W, 2, N>(s, tile, codes, view),
+                (1, ..) | (_, _, 32) => row_sums::<S, W, 4, N>(s, tile, codes, view),
+                _ => row_sums::<S, W, 8, N>(s, tile, codes, view),
             };
-            let mut outputs = [0.0; TILE_ROWS];
-            s.store(sums, &mut outputs);
-            tile.span.store(&mut out, 0, &outputs);
+            for (token, sums) in sums.into_iter().enumerate() {
+                let mut outputs = [0.0; TILE_ROWS];
+                s.store(sums, &mut outputs);
+                tile.span.store(&mut out, token, &outputs);
+            }
         }
     }
 }
@@ -77,8 +86,11 @@ trait Source {
     /// Steps that read the same bytes, each other codes of them.
     const PARTS: usize = 1;
 
-    /// Dot product of the columns of a step with the activations; `how` is the bits of a code, or which part it is.
-    fn dot<S: Simd>(s: S, packed: &Self::Packed, how: usize, x: [S::Bytes; 2]) -> S::Quads;
+    /// The codes of a step, once or twice 64; `how` is the bits of a code, or which part it is.
+    fn codes<S: Simd>(s: S, packed: &Self::Packed, how: usize) -> [S::Bytes; 2];
+
+    /// Their dot products with the activations.
+    fn dot<S: Simd>(s: S, codes: [S::Bytes; 2], x: [S::Bytes; 2]) -> S::Quads;
 
     /// Copies of what is read of all rows from `byte` on, see [`Tile::copied_lines`].
     fn copies(tile: &Tile<'_>, byte: usize) -> [Self::Packed; TILE_ROWS];
@@ -109,8 +121,13 @@ impl Source for Nibbles {
     }
 
     #[inline(always)]
-    fn dot<S: Simd>(s: S, packed: &[u8; BLOCK], _bits: usize, x: [S::Bytes; 2]) -> S::Quads {
-        s.dot_pair(s.nibbles(s.bytes(packed)), x)
+    fn codes<S: Simd>(s: S, packed: &[u8; BLOCK], _bits: usize) -> [S::Bytes; 2] {
+        s.nibbles(s.bytes(packed))
+    }
+
+    #[inline(always)]
+    fn dot<S: Simd>(s: S, codes: [S::Bytes; 2], x: [S::Bytes; 2]) -> S::Quads {
+        s.dot_pair(codes, x)
     }
 
     /// Eight products of at most 15·127 are below 2^14.
@@ -133,9 +150,14 @@ impl Source for Fp4Codes {
     }
 
     #[inline(always)]
-    fn dot<S: Simd>(s: S, packed: &[u8; BLOCK], _bits: usize, x: [S::Bytes; 2]) -> S::Quads {
+    fn codes<S: Simd>(s: S, packed: &[u8; BLOCK], _bits: usize) -> [S::Bytes; 2] {
         let [low, high] = s.nibbles(s.bytes(packed));
-        s.dot_pair([s.lookup(low, &FP4_CODES), s.lookup(high, &FP4_CODES)], x)
+        [s.lookup(low, &FP4_CODES), s.lookup(high, &FP4_CODES)]
+    }
+
+    #[inline(always)]
+    fn dot<S: Simd>(s: S, codes: [S::Bytes; 2], x: [S::Bytes; 2]) -> S::Quads {
+        s.dot_pair(codes, x)
     }
 }
 
@@ -150,8 +172,13 @@ impl Source for Bytes {
     }
 
     #[inline(always)]
-    fn dot<S: Simd>(s: S, packed: &[u8; BLOCK], _bits: usize, x: [S::Bytes; 2]) -> S::Quads {
-        s.dot_bytes(s.bytes(packed), x[0])
+    fn codes<S: Simd>(s: S, packed: &[u8; BLOCK], _bits: usize) -> [S::Bytes; 2] {
+        [s.bytes(packed); 2]
+    }
+
+    #[inline(always)]
+    fn dot<S: Simd>(s: S, codes: [S::Bytes; 2], x: [S::Bytes; 2]) -> S::Quads {
+        s.dot_bytes(codes[0], x[0])
     }
 
     #[inline(always)]
@@ -171,8 +198,13 @@ impl Source for Narrow {
     }
 
     #[inline(always)]
-    fn dot<S: Simd>(s: S, packed: &[u8; BLOCK], bits: usize, x: [S::Bytes; 2]) -> S::Quads {
-        s.dot_codes(s.unpack(packed, bits), x[0])
+    fn codes<S: Simd>(s: S, packed: &[u8; BLOCK], bits: usize) -> [S::Bytes; 2] {
+        [s.unpack(packed, bits); 2]
+    }
+
+    #[inline(always)]
+    fn dot<S: Simd>(s: S, codes: [S::Bytes; 2], x: [S::Bytes; 2]) -> S::Quads {
+        s.dot_codes(codes[0], x[0])
     }
 }
 
@@ -191,8 +223,13 @@ macro_rules! super_blocks {
             }
 
             #[inline(always)]
-            fn dot<S: Simd>(s: S, packed: &Self::Packed, part: usize, x: [S::Bytes; 2]) -> S::Quads {
-                s.dot_codes($codes(s, packed, part), x[0])
+            fn codes<S: Simd>(s: S, packed: &Self::Packed, part: usize) -> [S::Bytes; 2] {
+                [$codes(s, packed, part); 2]
+            }
+
+            #[inline(always)]
+            fn dot<S: Simd>(s: S, codes: [S::Bytes; 2], x: [S::Bytes; 2]) -> S::Quads {
+                s.dot_codes(codes[0], x[0])
             }
         }
     };
@@ -257,28 +294,30 @@ const fn passes(per: usize) -> usize {
     if per == 8 { 2 } else { 1 }
 }
 
-/// Every block of one token; `PER` is the number of activation blocks in a step.
+/// Every block of `N` tokens; `PER` is the number of activation blocks in a step.
 #[inline(always)]
-fn row_sums<S: Simd, W: Source, const PER: usize>(
+fn row_sums<S: Simd, W: Source, const PER: usize, const N: usize>(
     s: S,
     tile: &mut Tile<'_>,
     codes: Codes<'_>,
-    x: &TokenView<'_>,
-) -> S::F {
-    let (blocks, mut acc) = (x.scales.len(), s.splat(0.0));
+    x: &[TokenView<'_>; N],
+) -> [S::F; N] {
+    let (blocks, mut acc) = (x[0].scales.len(), [s.splat(0.0); N]);
     let per_group = blocks / tile.scales.len();
     for step in 0..codes.steps {
-        let sums = step_sums::<S, W, PER>(s, tile, codes, x, step);
+        let sums: [[S::Sums; N]; PER] = step_sums::<S, W, PER, N>(s, tile, codes, x, step);
         // A row's last step may be incomplete.
-        for (index, sum) in (step * PER..blocks).zip(sums) {
+        for (index, sums) in (step * PER..blocks).zip(sums) {
             let group = if per_group == 1 { index } else { index / per_group };
             tile.need(s, group);
             let (scale, bias) = (s.load(&tile.scales[group].0), s.load(&tile.biases[group].0));
-            let offset = if W::offset::<S>() == 0 { 0 } else { W::offset::<S>() * x.sums[index] };
-            // acc = fma(sum·sx, s, acc), then fma(xs, b, acc)
-            let scaled = s.mul(s.sums_to_f32(sum, offset), s.splat(x.scales[index]));
-            acc = s.fma(scaled, scale, acc);
-            acc = s.fma(s.splat(x.weighted[index]), bias, acc);
+            for t in 0..N {
+                let offset = if W::offset::<S>() == 0 { 0 } else { W::offset::<S>() * x[t].sums[index] };
+                // acc = fma(sum·sx, s, acc), then fma(xs, b, acc)
+                let scaled = s.mul(s.sums_to_f32(sums[t], offset), s.splat(x[t].scales[index]));
+                acc[t] = s.fma(scaled, scale, acc[t]);
+                acc[t] = s.fma(s.splat(x[t].weighted[index]), bias, acc[t]);
+            }
         }
     }
     acc
@@ -294,40 +333,52 @@ struct TokenView<'a> {
 
 impl<'a> TokenView<'a> {
     #[inline(always)]
-    fn new<W: Source>(x: &Activations<'a>) -> TokenView<'a> {
-        let packed = if W::COLUMNS == 128 { x.packed.nibble } else { x.packed.plain };
-        TokenView { packed, sums: x.sums, scales: x.scales, weighted: x.weighted }
+    fn new<W: Source>(x: &Activations<'a>, token: usize) -> TokenView<'a> {
+        let all = if W::COLUMNS == 128 { x.packed.nibble } else { x.packed.plain };
+        let (packed, blocks) = (all.len() / x.tokens, x.cols / x.block);
+        TokenView {
+            packed: &all[token * packed..][..packed],
+            sums: &x.sums[token * blocks..][..blocks],
+            scales: &x.scales[token * blocks..][..blocks],
+            weighted: &x.weighted[token * blocks..][..blocks],
+        }
     }
 }
 
 /// Sums of the activation blocks in a step, for all rows of the tile.
 #[inline(always)]
-fn step_sums<S: Simd, W: Source, const PER: usize>(
+fn step_sums<S: Simd, W: Source, const PER: usize, const N: usize>(
     s: S,
     tile: &Tile<'_>,
     codes: Codes<'_>,
-    x: &TokenView<'_>,
+    x: &[TokenView<'_>; N],
     step: usize,
-) -> [S::Sums; PER] {
-    let mut out = [s.zero_sums(); PER];
+) -> [[S::Sums; N]; PER] {
+    let mut out = [[s.zero_sums(); N]; PER];
     let registers = W::COLUMNS / BLOCK;
     let how = if W::PARTS > 1 { step % W::PARTS } else { tile.w.bits() };
     for pass in 0..passes(PER) {
-        let packed = &x.packed[(pass * codes.steps + step) * registers..][..registers];
-        let packed = [s.activations(&packed[0]), s.activations(&packed[registers - 1])];
+        let mut packed = [[s.bytes(&[0; BLOCK]); 2]; N];
+        for (packed, x) in packed.iter_mut().zip(x) {
+            let x = &x.packed[(pass * codes.steps + step) * registers..][..registers];
+            *packed = [s.activations(&x[0]), s.activations(&x[registers - 1])];
+        }
         let (copies, mut place);
         place = codes.place::<W>(step);
         if !codes.in_place {
             copies = W::copies(tile, step / W::PARTS * codes.bytes);
             place = Place { base: copies.as_ptr().cast(), stride: size_of::<W::Packed>(), ahead: 0 };
         }
-        let [a, b, c, d] = quads::<S, W>(s, place, how, packed);
-        match PER {
-            1 => out[0] = s.add_sums(s.add_sums(a, b), s.add_sums(c, d)),
-            2 => (out[0], out[1]) = (s.add_sums(a, b), s.add_sums(c, d)),
-            _ => {
-                for (quad, sums) in [a, b, c, d].into_iter().enumerate() {
-                    out[quad * passes(PER) + pass] = sums;
+        let quads = quads::<S, W, N>(s, place, how, packed);
+        for t in 0..N {
+            let [a, b, c, d] = quads[t];
+            match PER {
+                1 => out[0][t] = s.add_sums(s.add_sums(a, b), s.add_sums(c, d)),
+                2 => (out[0][t], out[1][t]) = (s.add_sums(a, b), s.add_sums(c, d)),
+                _ => {
+                    for (quad, sums) in [a, b, c, d].into_iter().enumerate() {
+                        out[quad * passes(PER) + pass][t] = sums;
+                    }
                 }
             }
         }
@@ -335,19 +386,33 @@ fn step_sums<S: Simd, W: Source, const PER: usize>(
     out
 }
 
-/// The four quads of sixteen rows.
+/// The four quads of sixteen rows, for every token.
 #[inline(always)]
-fn quads<S: Simd, W: Source>(s: S, place: Place, how: usize, x: [S::Bytes; 2]) -> [S::Sums; 4] {
-    let mut fours = [s.zero_quads(); 4];
-    for (i, four) in fours.iter_mut().enumerate() {
-        let mut rows = [s.zero_quads(); 4];
-        for (r, row) in rows.iter_mut().enumerate() {
+fn quads<S: Simd, W: Source, const N: usize>(
+    s: S,
+    place: Place,
+    how: usize,
+    x: [[S::Bytes; 2]; N],
+) -> [[S::Sums; 4]; N] {
+    let mut fours = [[s.zero_quads(); 4]; N];
+    for i in 0..4 {
+        let mut rows = [[s.zero_quads(); 4]; N];
+        for r in 0..4 {
             let at = place.base.wrapping_add((4 * i + r) * place.stride);
             super::prefetch(at.wrapping_add(place.ahead));
             // SAFETY: `Codes::new` found all that is read inside the matrix, or it was copied.
-            *row = W::dot(s, unsafe { &*at.cast() }, how, x);
+            let codes = W::codes(s, unsafe { &*at.cast() }, how);
+            for t in 0..N {
+                rows[t][r] = W::dot(s, codes, x[t]);
+            }
         }
-        *four = W::sum(s, rows);
+        for t in 0..N {
+            fours[t][i] = W::sum(s, rows[t]);
+        }
     }
-    s.turn(fours)
+    let mut out = [[s.zero_sums(); 4]; N];
+    for t in 0..N {
+        out[t] = s.turn(fours[t]);
+    }
+    out
 }
