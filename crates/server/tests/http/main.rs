@@ -6,6 +6,7 @@ mod answers;
 mod bad_input;
 mod common;
 mod fields;
+mod heap;
 mod kept;
 mod operations;
 mod scripted;
