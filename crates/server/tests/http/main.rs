@@ -9,6 +9,7 @@ mod fields;
 mod heap;
 mod kept;
 mod operations;
+mod rough;
 mod scripted;
 mod stress;
 mod structured;
