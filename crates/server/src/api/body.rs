@@ -51,7 +51,7 @@ impl Body {
         let read = |value: &Value| {
             let whole = value.as_u64().or_else(|| whole_float(value));
             let fits = whole.filter(|n| (low..=high).contains(n)).and_then(|n| usize::try_from(n).ok());
-            let range = if high >= LARGEST {
+            let range = if high == LARGEST {
                 format!("a whole number of 64 bits, at least {low}")
             } else {
                 format!("a whole number from {low} to {high}")

@@ -162,8 +162,8 @@ fn sixty_four_clients_come_and_go() {
     let before = Held::calm(threads);
     let counts = storm(&server, &alone, time, CLIENTS as usize);
     assert!(counts.left.load(Ordering::SeqCst) > 0, "{counts:?}");
-    let slots = server.get("/slots").json();
-    assert!(slots.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false));
+    let is_idle = |slot: &Value| slot["is_processing"] == false;
+    assert!(server.get("/slots").json().as_array().unwrap().iter().all(is_idle));
     fill(&server);
     assert_eq!((0..8).map(ask).collect::<Vec<_>>(), alone);
     let Some((before, after)) = before.zip(Held::calm(threads)) else { return };
