@@ -45,16 +45,16 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The heap at some time.
+/// The heap at some time. Holds nothing of it.
 pub struct Heap {
     /// Bytes in all blocks.
     pub bytes: isize,
-    blocks: Vec<isize>,
+    blocks: [isize; LARGEST + 1],
 }
 
 impl Heap {
     pub fn now() -> Heap {
-        let blocks = BLOCKS.iter().map(|of_size| of_size.load(Relaxed)).collect();
+        let blocks = std::array::from_fn(|size| BLOCKS[size].load(Relaxed));
         Heap { bytes: BYTES.load(Relaxed), blocks }
     }
 

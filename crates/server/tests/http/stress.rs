@@ -43,6 +43,8 @@ struct Held {
     threads: usize,
     files: usize,
     heap: Heap,
+    /// Pages in memory as the system counts them.
+    resident: String,
 }
 
 impl Held {
@@ -52,15 +54,16 @@ impl Held {
         seconds()?;
         let count = |path| Some(std::fs::read_dir(path).ok()?.count());
         wait_until("threads that helped out have gone", || self::threads().is_none_or(|now| now <= threads));
-        Some(Held { threads: self::threads()?, files: count("/proc/self/fd")?, heap: Heap::now() })
+        let (heap, files) = (Heap::now(), count("/proc/self/fd")?);
+        let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
+        let resident = pages.split(' ').nth(1)?.to_owned();
+        Some(Held { threads: self::threads()?, files, heap, resident })
     }
 }
 
 impl std::fmt::Display for Held {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Held { threads, files, heap } = self;
-        let resident = std::fs::read_to_string("/proc/self/statm").ok();
-        let resident = resident.as_ref().and_then(|pages| pages.split(' ').nth(1)).unwrap_or("?");
+        let Held { threads, files, heap, resident } = self;
         write!(
             f,
             "{threads} threads, {files} files, {} bytes on the heap, {resident} pages in memory",
