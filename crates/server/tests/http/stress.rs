@@ -18,8 +18,9 @@ const CONTEXT: usize = 512;
 /// Bytes that may be on the heap at one time and not at another, as room of vectors. The thousands of requests of a minute
 /// leave more if every one leaves ten.
 ///
-/// What the system counts as the process's memory is no measure: it goes on growing, by some 70 bytes a request, while the bytes
-/// on the heap stay the same to the byte. It is the allocator's arenas, of which every thread that helps out may get one.
+/// What the system counts as the process's memory is no measure: in five minutes it has grown by 8.8 MB, the heap by 118 bytes, for
+/// 75,024 requests. It is the allocator's arenas, of which every thread that helps out may get one: with `MALLOC_ARENA_MAX=1` it
+/// grows by a third of that.
 const NOISE: isize = 16 << 10;
 
 fn request(kind: u64) -> Value {
