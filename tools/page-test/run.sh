@@ -4,7 +4,8 @@
 #   tools/page-test/run.sh
 #
 # Needs Rust 1.95, Node 20 and Chromium: $CHROMIUM, or one on the PATH; root on Debian gets one by apt-get. Where there is none,
-# it says so and passes, or fails with BASERT_REQUIRE_BROWSER=1. BASERT=/path/to/basert takes another binary.
+# it says so and passes, or fails with BASERT_REQUIRE_FIXTURES=1, as in .ci/run. A $CHROMIUM that is no program always fails.
+# BASERT=/path/to/basert takes another binary.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -12,7 +13,7 @@ say() { printf 'page-test: %s\n' "$*" >&2; }
 
 without() {
     say "NOT TESTED: $*"
-    [ "${BASERT_REQUIRE_BROWSER:-0}" != 1 ] || exit 1
+    [ "${BASERT_REQUIRE_FIXTURES:-0}" != 1 ] || exit 1
     exit 0
 }
 
@@ -21,12 +22,14 @@ browser() {
 }
 
 command -v npm > /dev/null || without "there is no Node with npm"
-if [ -z "${CHROMIUM:-}" ] && ! browser > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+if [ -n "${CHROMIUM:-}" ]; then
+    [ -x "$CHROMIUM" ] || { say "CHROMIUM=$CHROMIUM is no program"; exit 1; }
+elif ! browser > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
     say "installing chromium"
     { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; } > /dev/null || say "apt-get has failed"
 fi
 CHROMIUM=${CHROMIUM:-$(browser || true)}
-[ -x "$CHROMIUM" ] || without "there is no Chromium; install one, or say where it is: CHROMIUM=/path/to/chrome"
+[ -n "$CHROMIUM" ] || without "there is no Chromium; install one, or say where it is: CHROMIUM=/path/to/chrome"
 export CHROMIUM
 
 if [ -z "${BASERT:-}" ]; then

@@ -56,8 +56,10 @@ pub struct Config {
     pub body_limit: usize,
     /// Time between two signs of life in a stream that has nothing to say.
     pub heartbeat: Duration,
-    /// Longest time for the head of a request, and between two pieces of its body.
+    /// Longest time for the head of a request, and between two pieces of its body, which must also come at a decent rate.
     pub read_timeout: Duration,
+    /// Longest time in which a client takes nothing of what is sent to it.
+    pub write_timeout: Duration,
     /// Connections that may be open at a time.
     pub connections: usize,
 }
@@ -81,6 +83,7 @@ impl Default for Config {
             body_limit: 32 << 20,
             heartbeat: Duration::from_secs(1),
             read_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(60),
             connections: 1024,
         }
     }

@@ -102,6 +102,11 @@ impl ApiError {
         ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message)
     }
 
+    /// 500: the engine's thread has ended.
+    pub fn stopped() -> ApiError {
+        ApiError::internal("the engine has stopped; restart the server")
+    }
+
     /// 500: the server's own fault.
     pub fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)

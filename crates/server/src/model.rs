@@ -47,6 +47,11 @@ impl Model {
         self.template_mentions("tools")
     }
 
+    /// Whether the chat template writes calls of earlier turns.
+    pub fn takes_calls(&self) -> bool {
+        self.template_mentions("tool_calls")
+    }
+
     fn template_mentions(&self, word: &str) -> bool {
         self.template_source.as_ref().is_some_and(|source| source.contains(word))
     }

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -13,6 +14,8 @@ use crate::http::{listen, router};
 
 /// Threads that talk to clients. They compute nothing, so few are enough.
 const IO_THREADS: usize = 2;
+/// Time to tell clients that their answers end here.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How a server ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,11 +63,17 @@ pub fn run(app: Arc<App>, ready: impl FnOnce(SocketAddr)) -> Result<Ended, Serve
         let address = listener.local_addr()?;
         ready(address);
         app.log.write("start", json!({"address": address.to_string()}));
-        let serving = tokio::spawn(serve_on(Arc::clone(&app), listener));
-        let ended = signals.follow(&app, serving).await;
+        let mut serving = tokio::spawn(serve_on(Arc::clone(&app), listener));
+        let ended = signals.follow(&app, &mut serving).await;
+        tokio::task::block_in_place(|| app.stop());
+        if ended == Ended::TimedOut {
+            // Clients whose answers are cut off are told so; who does not listen is not waited for.
+            let _ = tokio::time::timeout(LAST_WORDS, serving).await;
+        }
         app.log.write("end", json!({"how": format!("{ended:?}").to_lowercase()}));
         Ok(ended)
     });
+    // Whatever has kept it from serving.
     app.stop();
     runtime.shutdown_background();
     ended
@@ -93,7 +102,7 @@ impl Signals {
         })
     }
 
-    async fn follow(&mut self, app: &App, mut serving: tokio::task::JoinHandle<()>) -> Ended {
+    async fn follow(&mut self, app: &App, serving: &mut tokio::task::JoinHandle<()>) -> Ended {
         let mut interrupts = 0;
         let mut deadline = None;
         loop {
@@ -104,7 +113,7 @@ impl Signals {
                 }
             };
             tokio::select! {
-                _ = &mut serving => return Ended::Drained,
+                _ = &mut *serving => return Ended::Drained,
                 () = patience => return Ended::TimedOut,
                 _ = self.hangup.recv() => {
                     app.log.reopen();

@@ -24,13 +24,35 @@ enum Order {
 /// Requests' way to an engine thread.
 #[derive(Debug)]
 pub struct Worker {
-    orders: Sender<Order>,
+    entrance: Entrance,
     facts: Facts,
-    slots: Arc<Slots>,
     loaded: Arc<Mutex<bool>>,
     prefixes: Arc<Mutex<Option<PrefixStats>>>,
-    metrics: Arc<Metrics>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+/// Where requests are handed to an engine thread.
+#[derive(Debug, Clone)]
+pub(crate) struct Entrance {
+    orders: Sender<Order>,
+    slots: Arc<Slots>,
+    metrics: Arc<Metrics>,
+}
+
+impl Entrance {
+    /// Hands a request to the engine thread.
+    ///
+    /// # Errors
+    /// If the thread has ended.
+    pub fn submit(&self, request: Request, wants: Wants) -> Result<Submitted, ApiError> {
+        let (sender, news) = channel::unbounded_channel();
+        let slot = self.slots.enter(request.prompt.len());
+        let (in_slot, slots, metrics) =
+            (Arc::clone(&slot), Arc::clone(&self.slots), Arc::clone(&self.metrics));
+        let ear = Ear::new(sender, wants, in_slot, slots, metrics);
+        self.orders.send(Order::Submit(Box::new((request, ear)))).map_err(|_| ApiError::stopped())?;
+        Ok(Submitted { news, slot })
+    }
 }
 
 /// A submitted request: what happens to it. Dropping it ends the request.
@@ -72,8 +94,8 @@ impl Worker {
         let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(run);
         let thread = thread.map_err(|e| format!("cannot start the engine's thread: {e}"))?;
         let facts = reported.recv().map_err(|_| "the engine's thread has ended".to_owned())??;
-        let slots = Arc::new(Slots::default());
-        Ok(Worker { orders, facts, slots, loaded, prefixes, metrics, thread: Mutex::new(Some(thread)) })
+        let entrance = Entrance { orders, slots: Arc::default(), metrics };
+        Ok(Worker { entrance, facts, loaded, prefixes, thread: Mutex::new(Some(thread)) })
     }
 
     /// Sizes of the model.
@@ -83,7 +105,7 @@ impl Worker {
 
     /// Requests that were submitted and have not ended.
     pub fn slots(&self) -> &Slots {
-        &self.slots
+        &self.entrance.slots
     }
 
     /// Counters of the prefix cache after the latest step, if there is one.
@@ -96,18 +118,9 @@ impl Worker {
         *lock(&self.loaded)
     }
 
-    /// Hands a request to the engine thread.
-    ///
-    /// # Errors
-    /// If the thread has ended.
-    pub(crate) fn submit(&self, request: Request, wants: Wants) -> Result<Submitted, ApiError> {
-        let (sender, news) = channel::unbounded_channel();
-        let slot = self.slots.enter(request.prompt.len());
-        let (in_slot, slots, metrics) =
-            (Arc::clone(&slot), Arc::clone(&self.slots), Arc::clone(&self.metrics));
-        let ear = Ear::new(sender, wants, in_slot, slots, metrics);
-        self.orders.send(Order::Submit(Box::new((request, ear)))).map_err(|_| stopped())?;
-        Ok(Submitted { news, slot })
+    /// Where its requests are handed in.
+    pub(crate) fn entrance(&self) -> &Entrance {
+        &self.entrance
     }
 
     /// Loads the model if it is not in memory.
@@ -116,18 +129,19 @@ impl Worker {
     /// What the loader says.
     pub async fn load(&self) -> Result<(), ApiError> {
         let (reply, replied) = oneshot::channel();
-        self.orders.send(Order::Load(reply)).map_err(|_| stopped())?;
-        replied.await.map_err(|_| stopped())?.map_err(ApiError::internal)
+        self.entrance.orders.send(Order::Load(reply)).map_err(|_| ApiError::stopped())?;
+        replied.await.map_err(|_| ApiError::stopped())?.map_err(ApiError::internal)
     }
 
-    /// Gives the model's memory back once its requests have ended. The next request loads it again.
+    /// Gives the model's memory back once its requests have ended; those that come later wait for that, and load it again.
+    /// A [`load`](Self::load) before then keeps it.
     ///
     /// # Errors
     /// If the thread has ended.
     pub async fn unload(&self) -> Result<(), ApiError> {
         let (reply, replied) = oneshot::channel();
-        self.orders.send(Order::Unload(reply)).map_err(|_| stopped())?;
-        replied.await.map_err(|_| stopped())
+        self.entrance.orders.send(Order::Unload(reply)).map_err(|_| ApiError::stopped())?;
+        replied.await.map_err(|_| ApiError::stopped())
     }
 
     /// Whether the thread still runs.
@@ -137,7 +151,7 @@ impl Worker {
 
     /// Ends the thread after the step that it is in, and waits for that.
     pub fn stop(&self) {
-        let _ = self.orders.send(Order::Stop);
+        let _ = self.entrance.orders.send(Order::Stop);
         if let Some(thread) = lock(&self.thread).take() {
             // A panic in it was reported when it happened.
             let _ = thread.join();
@@ -145,13 +159,33 @@ impl Worker {
     }
 }
 
-fn stopped() -> ApiError {
-    ApiError::internal("the engine has stopped; restart the server")
-}
-
 /// What a panic has left is still a whole value: nothing is held across one.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The end of a model's time in memory, which begins when its requests have ended.
+#[derive(Default)]
+struct Unloading {
+    /// Who waits for it.
+    replies: Vec<oneshot::Sender<()>>,
+    /// Requests that have come since it was asked for.
+    later: Vec<(Request, Ear)>,
+}
+
+impl Unloading {
+    fn is_wanted(&self) -> bool {
+        !self.replies.is_empty()
+    }
+
+    /// Tells that it is over, and returns the requests that have waited for that.
+    fn end(&mut self) -> Vec<(Request, Ear)> {
+        for reply in self.replies.drain(..) {
+            // Whoever asked may have gone.
+            let _: Result<(), ()> = reply.send(());
+        }
+        std::mem::take(&mut self.later)
+    }
 }
 
 /// The thread's own side.
@@ -192,24 +226,24 @@ impl Thread {
     }
 
     fn run(&mut self, inbox: &Receiver<Order>) {
-        let mut unloading: Vec<oneshot::Sender<()>> = Vec::new();
+        let mut unloading = Unloading::default();
         loop {
             let works = self.backend.as_ref().is_some_and(|backend| backend.has_work());
-            if !works && !unloading.is_empty() {
+            if !works && unloading.is_wanted() {
                 self.unload();
-                for reply in unloading.drain(..) {
-                    // Whoever asked may have gone.
-                    let _: Result<(), ()> = reply.send(());
-                }
+                self.submit_all(unloading.end());
+                continue;
             }
             let order = if works { inbox.try_recv() } else { self.wait(inbox) };
             match order {
+                Ok(Order::Submit(order)) if unloading.is_wanted() => unloading.later.push(*order),
                 Ok(Order::Submit(order)) => self.submit(order.0, order.1),
                 Ok(Order::Load(reply)) => {
                     let result = if self.backend.is_some() { Ok(()) } else { self.load().map(drop) };
                     let _ = reply.send(result);
+                    self.submit_all(unloading.end());
                 }
-                Ok(Order::Unload(reply)) => unloading.push(reply),
+                Ok(Order::Unload(reply)) => unloading.replies.push(reply),
                 Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return self.save(),
                 Err(TryRecvError::Empty) => {
                     if let Some(backend) = &mut self.backend {
@@ -232,6 +266,10 @@ impl Thread {
             }
         }
         inbox.recv().map_err(|_| TryRecvError::Disconnected)
+    }
+
+    fn submit_all(&mut self, requests: Vec<(Request, Ear)>) {
+        requests.into_iter().for_each(|(request, ear)| self.submit(request, ear));
     }
 
     fn submit(&mut self, request: Request, ear: Ear) {

@@ -122,6 +122,25 @@ fn it_answers_as_complete_does_and_drains_on_a_signal() {
 }
 
 #[test]
+fn answers_that_take_longer_than_a_drain_are_told_so() {
+    let (mut child, _said, address) = start(llama(), &["--max-context", "2048", "--drain-timeout", "0.001"]);
+    let body = json!({"prompt": [1], "max_tokens": 2000, "ignore_eos": true, "stream": true}).to_string();
+    let mut stream = TcpStream::connect(&address).unwrap();
+    let head =
+        format!("POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Length: {}\r\n\r\n", body.len());
+    stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+    let mut seen = [0; 64];
+    stream.read_exact(&mut seen).unwrap();
+    signal(&child, "-TERM");
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.ends_with("0\r\n\r\n"), "{rest}");
+    // The answer may have been complete before the signal came.
+    assert!(rest.contains("shut down") || rest.contains("[DONE]"), "{rest}");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn a_second_interrupt_ends_it_at_once() {
     let (mut child, mut said, address) = start(llama(), &["--max-context", "2048"]);
     let request = json!({"prompt": [1], "max_tokens": 2000, "ignore_eos": true});

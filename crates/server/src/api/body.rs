@@ -14,6 +14,8 @@ impl Body {
     /// # Errors
     /// What is no JSON object.
     pub fn parse(bytes: &[u8]) -> Result<Body, ApiError> {
+        // Windows' tools write files with a mark at their begin.
+        let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
         let value: Value = serde_json::from_slice(bytes)
             .map_err(|e| ApiError::invalid(format!("the body is not valid JSON: {e}")))?;
         match value {
@@ -49,8 +51,8 @@ impl Body {
         let read = |value: &Value| {
             let whole = value.as_u64().or_else(|| whole_float(value));
             let fits = whole.filter(|n| (low..=high).contains(n)).and_then(|n| usize::try_from(n).ok());
-            let range = if high >= LARGEST {
-                format!("a whole number of at least {low}")
+            let range = if high == LARGEST {
+                format!("a whole number of 64 bits, at least {low}")
             } else {
                 format!("a whole number from {low} to {high}")
             };
@@ -64,14 +66,19 @@ impl Body {
         let read = |value: &Value| {
             let number = value.as_f64().map(|n| n as f32);
             let fits = number.filter(|n| (low..=high).contains(n));
-            fits.ok_or_else(|| wrong(name, &format!("a number from {low} to {high}"), value))
+            let least = if low == f32::MIN_POSITIVE {
+                "above 0 and at most".to_owned()
+            } else {
+                format!("from {low} to")
+            };
+            fits.ok_or_else(|| wrong(name, &format!("a number {least} {high}"), value))
         };
         self.get(name).map(read).transpose()
     }
 }
 
-/// The largest count that is taken.
-pub(crate) const LARGEST: u64 = 1 << 40;
+/// The largest count that is taken; some clients write it for no limit.
+pub(crate) const LARGEST: u64 = u64::MAX;
 
 /// Some clients write 16.0.
 fn whole_float(value: &Value) -> Option<u64> {

@@ -7,8 +7,9 @@ use serde_json::{Map, Value};
 use super::body::{Body, LARGEST, wrong};
 use super::calls::Calls;
 use super::grammar::Allowed;
+use super::messages::{self, Messages};
 use super::sampling::{Limits, Wishes};
-use super::{Asked, fields, grammar, messages};
+use super::{Asked, fields, grammar};
 use crate::core::{Job, Reading};
 use crate::error::ApiError;
 use crate::model::Model;
@@ -20,6 +21,8 @@ pub(crate) struct Prompt {
     pub rendered: RenderedChat,
     /// Whose calls are looked for.
     tools: Option<Tools>,
+    /// What of the conversation the model does not read.
+    warnings: Vec<String>,
 }
 
 /// Reads a request.
@@ -34,7 +37,8 @@ pub(crate) fn read(mut body: Body, model: &Model, vocab: usize, limits: Limits) 
     let parallel_calls = body.bool("parallel_tool_calls")?.unwrap_or(true);
     let format = grammar::read(&body)?;
     let budget = thinking_budget(&body)?.or(limits.thinking_budget);
-    let Prompt { rendered, tools } = prompt(&mut body, model)?;
+    let Prompt { rendered, tools, warnings: unread } = prompt(&mut body, model)?;
+    warnings.extend(unread);
     let thinks = opens_thinking(&rendered.text);
     let allowed = match (&tools, format) {
         (None, None) => Allowed::Any,
@@ -74,8 +78,35 @@ pub(crate) fn prompt(body: &mut Body, model: &Model) -> Result<Prompt, ApiError>
     let messages = messages::read(messages)?;
     let tools = tools(body, model)?;
     let shown = tools.as_ref().map(|tools| &tools.shown);
-    let rendered = template.encode(&model.tokenizer, &messages, shown, &kwargs)?;
-    Ok(Prompt { rendered, tools })
+    let rendered = template.encode(&model.tokenizer, &messages.list, shown, &kwargs);
+    let rendered = rendered.map_err(|error| messages.in_request(error))?;
+    if tools.as_ref().is_some_and(|tools| !tools.are_in(&rendered.text)) {
+        return Err(no_place(model, "shows none of them in this conversation"));
+    }
+    let warnings = unread_calls(&messages, model).into_iter().collect();
+    Ok(Prompt { rendered, tools, warnings })
+}
+
+/// What to say of calls in a conversation whose template leaves them out.
+fn unread_calls(messages: &Messages, model: &Model) -> Option<String> {
+    let has_calls = |message: &Value| message.get("tool_calls").is_some();
+    let (index, id) = (messages.list.as_array()?.iter().position(has_calls)?, &model.id);
+    let index = messages.index(index);
+    (!model.takes_calls()).then(|| {
+        format!(
+            "`messages[{index}].tool_calls` has no effect: the chat template of `{id}` has no place for calls"
+        )
+    })
+}
+
+/// The error for tools that the model would not see.
+fn no_place(model: &Model, problem: &str) -> ApiError {
+    let problem = format!(
+        "cannot be given to the model `{}`: its chat template {problem}; describe them in a message, or start the server \
+         with a --chat-template that shows them",
+        model.id
+    );
+    ApiError::unsupported("tools", problem)
 }
 
 /// The variables of the template.
@@ -139,6 +170,12 @@ struct Tools {
 }
 
 impl Tools {
+    /// Whether a prompt has one of them. Names that a template may spell in another way count as being there.
+    fn are_in(&self, prompt: &str) -> bool {
+        let is_plain = |name: &str| name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b));
+        self.declared.names().any(|name| !is_plain(name) || prompt.contains(name))
+    }
+
     /// What an answer may be, with the format that a text must have.
     fn allowed(&self, format: Option<grammar::Asked>, several: bool, model: &Model) -> Allowed {
         let calls = |only| Calls::new(&self.shown, only, several, model);
@@ -169,9 +206,7 @@ fn tools(body: &mut Body, model: &Model) -> Result<Option<Tools>, ApiError> {
         return Ok(None);
     }
     if !model.takes_tools() {
-        let problem =
-            format!("cannot be given to the model `{}`: its chat template has no place for them", model.id);
-        return Err(ApiError::unsupported("tools", problem));
+        return Err(no_place(model, "has no place for them"));
     }
     Ok(Some(Tools { shown, declared: declared.spelled(model.dialect()), choice }))
 }

@@ -150,7 +150,13 @@ fn text(path: &str, value: &Value) -> Result<String, ApiError> {
 fn choice(value: &Value) -> Result<Grammar, ApiError> {
     let list = value.as_array().filter(|list| !list.is_empty() && list.iter().all(Value::is_string));
     let list = list.ok_or_else(|| wrong("guided_choice", "a list of strings", value))?;
-    Ok(Grammar::Lark(format!("start: {}", alternatives(list))))
+    let (empty, words): (Vec<_>, Vec<_>) = list.iter().cloned().partition(|choice| choice == "");
+    // A terminal is one expression, which takes thousands of words; a rule does not.
+    Ok(Grammar::Lark(match (words.is_empty(), empty.is_empty()) {
+        (true, _) => "start: \"\"".to_owned(),
+        (false, true) => format!("start: CHOICE\nCHOICE: {}", alternatives(&words)),
+        (false, false) => format!("start: CHOICE?\nCHOICE: {}", alternatives(&words)),
+    }))
 }
 
 /// Values as alternatives in Lark's form, whose strings are JSON's.

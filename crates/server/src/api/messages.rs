@@ -2,11 +2,45 @@
 
 use serde_json::{Map, Value};
 
+use basert_text::TextError;
+
 use super::body::wrong;
 use crate::error::ApiError;
 
 /// Most messages of a request.
 const MOST: usize = 10_000;
+
+/// Messages as templates know them.
+#[derive(Debug)]
+pub(crate) struct Messages {
+    pub list: Value,
+    /// Messages of the request that became part of the first one.
+    joined: usize,
+}
+
+impl Messages {
+    /// The index in the request of a message of the list.
+    pub fn index(&self, index: usize) -> usize {
+        if index == 0 { 0 } else { index + self.joined }
+    }
+
+    /// An error of the template with the indices of the request.
+    pub fn in_request(&self, error: TextError) -> TextError {
+        match error {
+            TextError::Refused { message: Some(index), reason } => {
+                TextError::Refused { message: Some(self.index(index)), reason }
+            }
+            TextError::Message { path, problem } => TextError::Message { path: self.path(&path), problem },
+            other => other,
+        }
+    }
+
+    fn path(&self, path: &str) -> String {
+        let parts = path.strip_prefix("messages[").and_then(|rest| rest.split_once(']'));
+        let moved = parts.and_then(|(index, rest)| Some((self.index(index.parse().ok()?), rest)));
+        moved.map_or_else(|| path.to_owned(), |(index, rest)| format!("messages[{index}]{rest}"))
+    }
+}
 
 /// Checks the shape of messages and brings them to the form that templates know: `developer` is `system`, content parts are
 /// one text, and several system messages at the beginning are one. A later system message stays where it is; whether it may
@@ -14,7 +48,7 @@ const MOST: usize = 10_000;
 ///
 /// # Errors
 /// Names the message and the part that is wrong.
-pub(crate) fn read(messages: Value) -> Result<Value, ApiError> {
+pub(crate) fn read(messages: Value) -> Result<Messages, ApiError> {
     let Value::Array(list) = messages else { return Err(wrong("messages", "a list of messages", &messages)) };
     if list.is_empty() {
         return Err(ApiError::field("messages", "is empty"));
@@ -25,6 +59,7 @@ pub(crate) fn read(messages: Value) -> Result<Value, ApiError> {
             format!("has {} messages; at most {MOST} are taken", list.len()),
         ));
     }
+    let given = list.len();
     let mut read: Vec<Map<String, Value>> = Vec::with_capacity(list.len());
     for (index, message) in list.into_iter().enumerate() {
         let path = format!("messages[{index}]");
@@ -36,7 +71,8 @@ pub(crate) fn read(messages: Value) -> Result<Value, ApiError> {
             None => read.push(message),
         }
     }
-    Ok(Value::Array(read.into_iter().map(Value::Object).collect()))
+    let joined = given - read.len();
+    Ok(Messages { list: Value::Array(read.into_iter().map(Value::Object).collect()), joined })
 }
 
 fn is_system(message: &Map<String, Value>) -> bool {
@@ -157,6 +193,9 @@ mod tests {
             {"role": "system", "content": "late"},
         ]))
         .unwrap();
+        assert_eq!([0, 1, 4].map(|index| found.index(index)), [0, 2, 5]);
+        assert_eq!(found.path("messages[2].tool_calls[0]"), "messages[3].tool_calls[0]");
+        let found = found.list;
         let outline: Vec<_> = found.as_array().unwrap().iter().map(|m| (&m["role"], &m["content"])).collect();
         let expected = json!([
             ["system", "a\n\nb"],

@@ -95,8 +95,10 @@ impl Grammars {
             Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
         };
-        let matcher = Matcher::new(factory.create_parser(grammar));
-        match matcher.get_error() {
+        let mut matcher = Matcher::new(factory.create_parser(grammar));
+        // Some grammars go wrong at their first token only.
+        let first = |matcher: &mut Matcher| matcher.compute_mask_or_eos().err().map(|e| e.to_string());
+        match matcher.get_error().or_else(|| first(&mut matcher)) {
             None => Ok(matcher),
             // Its limits are assertions.
             Some(reason) if reason.starts_with("panic") => {

@@ -5,12 +5,12 @@ use std::future::poll_fn;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use basert_engine::{News, Request};
+use basert_engine::{Finish, News, Request};
 
 use super::{Answer, Event, Reading, Scored};
 use crate::error::ApiError;
 use crate::slots::{Heard, Wants};
-use crate::worker::{Submitted, Worker};
+use crate::worker::{Entrance, Submitted, Worker};
 
 /// One answer that is wanted.
 #[derive(Debug)]
@@ -45,6 +45,7 @@ pub(crate) struct Usage {
 /// Answers on their way. Dropping them ends them.
 #[derive(Debug)]
 pub(crate) struct Run {
+    entrance: Entrance,
     choices: Vec<Choice>,
     ready: VecDeque<(usize, Event)>,
     usage: Usage,
@@ -55,10 +56,28 @@ pub(crate) struct Run {
 
 #[derive(Debug)]
 struct Choice {
-    /// Taken when the answer is complete.
-    running: Option<(Answer, Submitted)>,
+    /// Which prompt it answers.
+    prompt: usize,
+    stage: Stage,
     /// The first answer to a prompt, until it is known how much of the prompt was kept.
     counts_cached: bool,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Waits for the first answer to its prompt, which reads the prompt for all.
+    Held(Box<Job>),
+    Running(Box<Answer>, Submitted),
+    Complete,
+}
+
+impl Choice {
+    fn submit(&mut self, job: Job, entrance: &Entrance) -> Result<(), ApiError> {
+        let Job { request, wants, reading, .. } = job;
+        let submitted = entrance.submit(request, wants)?;
+        self.stage = Stage::Running(Box::new(Answer::new(reading)), submitted);
+        Ok(())
+    }
 }
 
 impl Run {
@@ -67,22 +86,30 @@ impl Run {
     /// # Errors
     /// If the engine has stopped.
     pub fn start(worker: &Worker, jobs: Vec<Job>, timeout: Option<Duration>) -> Result<Run, ApiError> {
+        let entrance = worker.entrance().clone();
+        // Whole pages are kept.
+        let page = worker.prefix_stats().map_or(usize::MAX, |stats| stats.page_tokens);
         let mut usage = Usage::default();
         let mut prompts = 0;
         let mut choices = Vec::with_capacity(jobs.len());
-        for Job { request, wants, reading, prompt } in jobs {
+        for job in jobs {
+            let (prompt, tokens) = (job.prompt, job.request.prompt.len());
             let is_first = prompt >= prompts;
             if is_first {
                 prompts = prompt + 1;
-                usage.prompt += request.prompt.len();
+                usage.prompt += tokens;
             }
-            let submitted = worker.submit(request, wants)?;
-            choices
-                .push(Choice { running: Some((Answer::new(reading), submitted)), counts_cached: is_first });
+            let mut choice = Choice { prompt, stage: Stage::Complete, counts_cached: is_first };
+            if is_first || tokens <= page || job.wants.prompt.is_some() {
+                choice.submit(job, &entrance)?;
+            } else {
+                choice.stage = Stage::Held(Box::new(job));
+            }
+            choices.push(choice);
         }
         let deadline = timeout.map(|timeout| (timeout, tokio::time::Instant::now() + timeout));
         let (ready, started, first_token) = (VecDeque::new(), Instant::now(), None);
-        Ok(Run { choices, ready, usage, started, first_token, deadline })
+        Ok(Run { entrance, choices, ready, usage, started, first_token, deadline })
     }
 
     /// The next event, with the index of its answer; `None` when all answers are complete.
@@ -105,7 +132,8 @@ impl Run {
     /// What was taken so far.
     pub fn usage(&self) -> Usage {
         let mut usage = self.usage;
-        for (answer, _) in self.choices.iter().filter_map(|choice| choice.running.as_ref()) {
+        for choice in &self.choices {
+            let Stage::Running(answer, _) = &choice.stage else { continue };
             usage.completion += answer.tokens();
             usage.reasoning += answer.reasoning_tokens();
         }
@@ -120,7 +148,7 @@ impl Run {
             }
             let mut heard = false;
             for index in 0..self.choices.len() {
-                let Some((_, submitted)) = &mut self.choices[index].running else { continue };
+                let Stage::Running(_, submitted) = &mut self.choices[index].stage else { continue };
                 let Poll::Ready(news) = submitted.news.poll_recv(cx) else { continue };
                 heard = true;
                 if let Err(error) = self.hear(index, news) {
@@ -128,7 +156,8 @@ impl Run {
                     return Poll::Ready(Some(Err(error)));
                 }
             }
-            if self.ready.is_empty() && self.choices.iter().all(|choice| choice.running.is_none()) {
+            let is_complete = |choice: &Choice| matches!(choice.stage, Stage::Complete);
+            if self.ready.is_empty() && self.choices.iter().all(is_complete) {
                 return Poll::Ready(None);
             }
             if !heard {
@@ -138,43 +167,63 @@ impl Run {
     }
 
     fn hear(&mut self, index: usize, heard: Option<Heard>) -> Result<(), ApiError> {
-        let Some((answer, submitted)) = &mut self.choices[index].running else { return Ok(()) };
+        let Stage::Running(answer, submitted) = &mut self.choices[index].stage else { return Ok(()) };
         let news = match heard {
-            Some(Heard::News(news)) => Some(news),
+            Some(Heard::News(news)) => news,
             Some(Heard::Prompt(tokens)) => {
                 answer.echoed(tokens.into_iter().map(Scored::from));
                 return Ok(());
             }
-            None => None,
+            None => return Err(ApiError::stopped()),
         };
         let events = match news {
-            None => return Err(ApiError::internal("the engine has stopped; restart the server")),
-            Some(News::Failed(error)) => return Err(ApiError::from(&*error)),
-            Some(News::Prefilled { done, cached, total }) => {
+            News::Failed(error) => return Err(ApiError::from(&*error)),
+            News::Prefilled { done, cached, total } => {
                 if std::mem::take(&mut self.choices[index].counts_cached) {
                     self.usage.cached += cached;
                 }
+                if done == total {
+                    self.submit_held(self.choices[index].prompt)?;
+                }
                 vec![Event::Progress { done, total }]
             }
-            Some(News::Token(token)) => {
+            News::Token(token) => {
                 self.first_token.get_or_insert_with(Instant::now);
                 let mut events = answer.token(token);
                 if answer.is_over() {
                     submitted.slot.completes();
-                    events.extend(self.end(index, basert_engine::Finish::Stop));
+                    events.extend(self.end(index, Finish::Stop));
                 }
                 events
             }
-            Some(News::Finished(finish)) => self.end(index, finish),
+            News::Finished(finish) => self.end(index, finish),
         };
         self.ready.extend(events.into_iter().map(|event| (index, event)));
         Ok(())
     }
 
-    fn end(&mut self, index: usize, finish: basert_engine::Finish) -> Vec<Event> {
-        let Some((answer, _)) = self.choices[index].running.take() else { return Vec::new() };
-        self.usage.completion += answer.tokens();
-        self.usage.reasoning += answer.reasoning_tokens();
-        answer.finish(finish)
+    /// Hands in the other answers to a prompt that was read.
+    fn submit_held(&mut self, prompt: usize) -> Result<(), ApiError> {
+        for choice in self.choices.iter_mut().filter(|choice| choice.prompt == prompt) {
+            match std::mem::replace(&mut choice.stage, Stage::Complete) {
+                Stage::Held(job) => choice.submit(*job, &self.entrance)?,
+                stage => choice.stage = stage,
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, index: usize, finish: Finish) -> Vec<Event> {
+        match std::mem::replace(&mut self.choices[index].stage, Stage::Complete) {
+            Stage::Running(answer, _) => {
+                self.usage.completion += answer.tokens();
+                self.usage.reasoning += answer.reasoning_tokens();
+                answer.finish(finish)
+            }
+            stage => {
+                self.choices[index].stage = stage;
+                Vec::new()
+            }
+        }
     }
 }

@@ -5,8 +5,9 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{Request, StatusCode, header};
+use axum::http::{HeaderMap, Request, StatusCode, header};
 use http_body::Body as _;
+use tokio::time::Instant;
 
 use crate::api::body::Body as Fields;
 use crate::app::App;
@@ -15,14 +16,28 @@ use crate::error::ApiError;
 /// How much of a body that is too large is read, and for how long.
 const DRAINED: usize = 1 << 20;
 const LINGER: Duration = Duration::from_millis(500);
+/// Bytes a second below which a body counts as one that does not come.
+const SLOWEST: usize = 1024;
 
 /// Reads a request's body as a JSON object.
 ///
 /// # Errors
-/// 413 beyond the limit, 408 if nothing comes, 400 for what is no JSON object.
+/// 413 beyond the limit, 408 if nothing comes or next to nothing, 415 for what is compressed, 400 for what is no JSON object.
 pub(crate) async fn read(app: &App, request: Request<Body>) -> Result<Fields, ApiError> {
+    plain(request.headers())?;
     let bytes = collect(request, app.config.body_limit, app.config.read_timeout).await?;
     Fields::parse(&bytes)
+}
+
+/// Whether a body is sent as it is.
+fn plain(headers: &HeaderMap) -> Result<(), ApiError> {
+    match headers.get(header::CONTENT_ENCODING) {
+        Some(coding) if !coding.as_bytes().eq_ignore_ascii_case(b"identity") => {
+            let message = "the body is compressed; send it as it is, without `Content-Encoding`";
+            Err(ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
+        }
+        _ => Ok(()),
+    }
 }
 
 async fn collect(request: Request<Body>, limit: usize, patience: Duration) -> Result<Vec<u8>, ApiError> {
@@ -31,9 +46,12 @@ async fn collect(request: Request<Body>, limit: usize, patience: Duration) -> Re
         return Err(too_large(limit, request.into_body()).await);
     }
     let mut body = request.into_body();
-    let mut bytes = Vec::new();
+    let mut bytes: Vec<u8> = Vec::new();
+    let start = Instant::now();
     loop {
-        let frame = tokio::time::timeout(patience, poll_fn(|cx| Pin::new(&mut body).poll_frame(cx))).await;
+        let end = start + patience + Duration::from_secs((bytes.len() / SLOWEST) as u64);
+        let end = end.min(Instant::now() + patience);
+        let frame = tokio::time::timeout_at(end, poll_fn(|cx| Pin::new(&mut body).poll_frame(cx))).await;
         let late = || ApiError::refused(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
         match frame.map_err(|_| late())? {
             None => return Ok(bytes),

@@ -102,7 +102,7 @@ impl Teller {
     async fn whole(mut self, answers: usize) -> Result<Value, ApiError> {
         let mut folded = vec![Folded::default(); answers];
         while let Some(event) = self.run.next().await {
-            let (answer, event) = event.inspect_err(|error| self.outcome = error.kind)?;
+            let (answer, event) = event.map_err(|error| self.cut_off(error))?;
             self.note(&event);
             folded[answer].take(event);
         }
@@ -141,6 +141,7 @@ impl Teller {
             match event {
                 None => break,
                 Some(Err(error)) => {
+                    let error = self.cut_off(error);
                     events.error(&error.to_json()).await?;
                     return Ok(error.kind);
                 }
@@ -161,6 +162,15 @@ impl Teller {
         }
         events.done().await?;
         Ok("complete")
+    }
+
+    /// The error that ends it before its end.
+    fn cut_off(&mut self, error: ApiError) -> ApiError {
+        let is_end = self.app.is_draining() && error == ApiError::stopped();
+        let ended = || ApiError::unavailable("the server has shut down before the answer was complete", 10);
+        let error = if is_end { ended() } else { error };
+        self.outcome = error.kind;
+        error
     }
 
     fn note(&mut self, event: &Event) {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
@@ -101,7 +101,7 @@ fn request_id(headers: &HeaderMap) -> String {
 /// Whose request it is, if it may speak at all.
 fn identify(app: &App, request: &Request) -> Result<Key, ApiError> {
     let headers = request.headers();
-    from_here(app, headers, request.uri())?;
+    from_here(app, request)?;
     // Browsers send no key with a preflight.
     let origin = cors::allowed(app, headers);
     if is_open(request.uri().path()) || cors::is_preflight(request, origin.as_ref()) {
@@ -143,10 +143,19 @@ fn key(keys: &[ApiKey], headers: &HeaderMap) -> Result<Option<usize>, ApiError> 
 
 /// Turns away what a browser sends for a page from elsewhere: a name in `Host` that only DNS rebinding leads here, and an
 /// `Origin` that is not this server.
-fn from_here(app: &App, headers: &HeaderMap, uri: &Uri) -> Result<(), ApiError> {
+fn from_here(app: &App, request: &Request) -> Result<(), ApiError> {
+    let headers = request.headers();
     let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or("?"));
-    let host = text(header::HOST).or_else(|| uri.authority().map(Authority::as_str));
-    let host = host.ok_or_else(|| ApiError::invalid("the header `Host` is missing"))?;
+    let host = text(header::HOST).or_else(|| request.uri().authority().map(Authority::as_str));
+    let host = match host {
+        Some(_) if headers.get_all(header::HOST).iter().count() > 1 => {
+            return Err(ApiError::invalid("the header `Host` is there more than once"));
+        }
+        Some(host) => host,
+        // Load balancers look at a server's health so; browsers never speak so.
+        None if request.version() == Version::HTTP_10 => "localhost",
+        None => return Err(ApiError::invalid("the header `Host` is missing")),
+    };
     // A page that was led here by a false name knows no key.
     if app.config.api_keys.is_empty() && !is_ours(app, host) {
         let message = "the name in `Host` is not this server's; start it with --allowed-host to allow it";

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
@@ -20,7 +21,11 @@ pub(crate) async fn models(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `/v1/models/{id}`.
-pub(crate) async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, ApiError> {
+pub(crate) async fn model(
+    State(app): State<Arc<App>>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    let Path(id) = id.map_err(|_| ApiError::not_found("the model's name in the path is no text"))?;
     Ok(ok(&describe(app.model(Some(&id))?)))
 }
 
@@ -81,7 +86,7 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Response, ApiE
     if app.hosted.iter().all(|hosted| hosted.worker.is_alive()) {
         Ok(ok(&json!({"status": "ok"})))
     } else {
-        Err(ApiError::internal("the engine has stopped; restart the server"))
+        Err(ApiError::stopped())
     }
 }
 

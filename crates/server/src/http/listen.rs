@@ -10,6 +10,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, watch};
+use tokio_io_timeout::TimeoutStream;
 use tower_service::Service;
 
 use super::guard::Peer;
@@ -61,7 +62,10 @@ async fn connection(app: &App, stream: TcpStream, peer: SocketAddr, router: Rout
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(app.config.read_timeout).max_headers(100);
-    let connection = http.serve_connection(TokioIo::new(stream), service);
+    // Who reads nothing would keep the connection, and what is to be sent, for ever.
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(app.config.write_timeout));
+    let connection = http.serve_connection(TokioIo::new(Box::pin(stream)), service);
     tokio::pin!(connection);
     let mut drained: watch::Receiver<bool> = app.drained();
     tokio::select! {

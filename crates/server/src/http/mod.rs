@@ -70,7 +70,9 @@ fn page(file: &File) -> Response {
 }
 
 async fn nowhere() -> ApiError {
-    ApiError::not_found("there is nothing at this path; docs/api.md lists the paths")
+    ApiError::not_found(
+        "there is nothing at this path; OpenAI's API is under /v1 (base URL http://HOST:PORT/v1), docs/api.md lists all paths",
+    )
 }
 
 async fn wrong_method() -> ApiError {

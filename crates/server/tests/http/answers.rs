@@ -5,6 +5,7 @@ use std::thread;
 
 use basert_engine::{GenerateParams, SamplingParams, generate};
 use basert_server::Config;
+use basert_text::ChatTemplate;
 use serde_json::{Value, json};
 
 use crate::common::{Server, engine, model};
@@ -96,6 +97,20 @@ fn several_answers_are_those_of_neighbouring_seeds() {
 }
 
 #[test]
+fn several_answers_read_their_prompt_once() {
+    let server = Server::toy(4, 256, Config::default());
+    for stream in [false, true] {
+        let before = server.get("/props").json()["prefix_cache"]["tokens_saved"].as_u64().unwrap();
+        let prompt = prompt(u32::from(stream), 200);
+        let request = json!({"prompt": prompt, "max_tokens": 5, "n": 4, "seed": 7, "ignore_eos": true, "stream": stream});
+        assert_eq!(server.post("/v1/completions", &request).status, 200);
+        let after = server.get("/props").json()["prefix_cache"]["tokens_saved"].as_u64().unwrap();
+        assert_eq!(after - before, 3 * 192, "of 200 tokens, six pages are kept");
+    }
+    server.wait_until_idle();
+}
+
+#[test]
 fn several_prompts_are_answered_in_order() {
     let server = Server::toy(2, 256, Config::default());
     let request = |prompt: Value| json!({"prompt": prompt, "max_tokens": 5, "temperature": 0, "n": 2, "ignore_eos": true});
@@ -137,11 +152,18 @@ fn an_echoed_prompt_has_the_log_probabilities_that_its_tokens_have_as_answers() 
         assert_eq!(one["token_logprobs"][0], scores["token_logprobs"][at], "token {at}");
         assert_eq!(one["top_logprobs"][0], scores["top_logprobs"][at], "token {at}");
     }
-    let request = json!({"prompt": "abc", "max_tokens": 2, "echo": true, "logprobs": 0, "ignore_eos": true});
+    let request = json!({"prompt": "año", "max_tokens": 2, "echo": true, "logprobs": 0, "ignore_eos": true});
     let found = complete(&server, &request);
-    let text = found["choices"][0]["text"].as_str().unwrap();
-    let tokens = found["choices"][0]["logprobs"]["tokens"].as_array().unwrap().len();
-    assert!(text.starts_with("abc") && tokens > 3, "{found}");
+    let (text, scores) = (found["choices"][0]["text"].as_str().unwrap(), &found["choices"][0]["logprobs"]);
+    let tokens = scores["tokens"].as_array().unwrap().len();
+    assert!(text.starts_with("año") && tokens >= 5, "{found}");
+    let chosen = scores["top_logprobs"].as_array().unwrap().iter().skip(1);
+    assert!(
+        chosen.map(|top| top.as_object().unwrap().len()).all(|n| n == 1),
+        "0 is the token alone: {found}"
+    );
+    // In characters, of the prompt and behind it.
+    assert_eq!(scores["text_offset"][tokens - 2], 3, "{found}");
 }
 
 #[test]
@@ -174,6 +196,23 @@ fn prompts_are_shown_as_the_model_reads_them() {
 }
 
 #[test]
+fn variables_that_only_the_template_knows_reach_it() {
+    let source = "{{ flavour }}{% for message in messages %}{{ message.content }}{% endfor %}";
+    let mut model = model();
+    model.template = Some(ChatTemplate::new(source, None, None).unwrap());
+    model.template_source = Some(source.to_owned());
+    let server = Server::toy_as(model, 2, 256, Config::default());
+    let kwargs = json!({"flavour": ["mint"], "enable_thinking": false});
+    let request = json!({"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": kwargs,
+        "reasoning_effort": "none", "max_tokens": 3, "ignore_eos": true});
+    let found = server.post("/apply-template", &request).json();
+    assert_eq!(found["prompt"], "['mint']hi", "a template without thinking has no block of it");
+    let found = server.chat(request);
+    assert!(found["choices"][0]["message"].get("reasoning_content").is_none(), "{found}");
+    assert_eq!(found.get("warnings"), None, "{found}");
+}
+
+#[test]
 fn a_second_turn_with_calls_is_read_with_string_or_object_arguments() {
     let server = Server::toy(2, 1024, Config::default());
     let arguments = "{\"city\":\"Paris é\",\"n\":2,\"deep\":{\"a\":[1]}}";
@@ -192,7 +231,7 @@ fn a_second_turn_with_calls_is_read_with_string_or_object_arguments() {
     };
     let found = prompt(json!(arguments));
     assert_eq!(found, prompt(object));
-    for part in ["<parameter=city>\nParis é\n", "<parameter=n>\n2\n", "<parameter=deep>\n{\"a\""] {
-        assert!(found.contains(part), "{found}");
-    }
+    let parts = ["<parameter=city>\nParis é\n", "<parameter=n>\n2\n", "<parameter=deep>\n{\"a\""];
+    let places = parts.map(|part| found.find(part).unwrap_or_else(|| panic!("{part}: {found}")));
+    assert!(places.is_sorted(), "{found}");
 }

@@ -5,9 +5,19 @@ use std::time::Duration;
 
 use basert_engine::Finish;
 use basert_server::Config;
+use basert_text::ChatTemplate;
 use serde_json::{Value, json};
 
-use crate::common::{Reply, Script, Server};
+use crate::common::{Reply, Script, Server, model};
+
+/// As Gemma 3's: turns alternate, and there is no word of tools.
+const GEMMA3: &str = "\
+{%- for message in messages -%}\
+{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}\
+{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{%- endif -%}\
+{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' }}\
+{{- message['content'] | trim + '<end_of_turn>\n' }}{%- endfor -%}\
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}";
 
 #[test]
 fn fields_of_the_wrong_type_or_size_are_named() {
@@ -93,6 +103,55 @@ fn what_a_template_refuses_is_a_400_with_the_message() {
     ]);
     let reply = server.post("/v1/chat/completions", &json!({"messages": messages}));
     assert_eq!(reply.error(), (400, Some("messages[2]".to_owned())), "{}", reply.text());
+}
+
+fn with_template(script: &Script, source: &str) -> Server {
+    let mut model = model();
+    model.template = Some(ChatTemplate::new(source, None, None).unwrap());
+    model.template_source = Some(source.to_owned());
+    Server::scripted_as(model, script, Config::default())
+}
+
+#[test]
+fn tools_that_a_template_has_no_place_for_are_refused_and_not_dropped() {
+    let script = Script::new();
+    let fenced = "```tool_code\nget_weather(city=\"Tokyo\")\n```";
+    script.say(&[fenced], Finish::Stop);
+    let tools = json!([{"type": "function", "function": {"name": "get_weather"}}]);
+    let named = json!({"type": "function", "function": {"name": "get_weather"}});
+    for source in [GEMMA3, &format!("{{#- There are no tools. -#}}{GEMMA3}")] {
+        let server = with_template(&script, source);
+        for choice in [Value::Null, json!("auto"), json!("required"), named.clone()] {
+            let messages = json!([{"role": "user", "content": "Look it up"}]);
+            let request = json!({"messages": messages, "tools": tools, "tool_choice": choice});
+            for path in ["/v1/chat/completions", "/apply-template"] {
+                let reply = server.post(path, &request);
+                assert_eq!(reply.error(), (400, Some("tools".to_owned())), "{choice}");
+                assert_eq!(reply.json()["error"]["code"], "unsupported_parameter");
+            }
+        }
+        assert_eq!(server.chat(json!({"tools": tools, "tool_choice": "none"}))["choices"][0]["index"], 0);
+    }
+    let server = with_template(&script, GEMMA3);
+    assert_eq!(server.get("/v1/models/toy").json()["capabilities"]["tools"], false);
+    // What it writes in a spelling that only its prompt has asked for is for whoever asked.
+    let found = server.chat(json!({}));
+    assert_eq!(found["choices"][0]["message"]["content"], fenced);
+    assert_eq!(found["choices"][0]["finish_reason"], "stop");
+}
+
+#[test]
+fn calls_of_earlier_turns_that_a_template_leaves_out_are_answered_with_a_warning() {
+    let script = Script::new();
+    script.say(&["ok"], Finish::Stop);
+    let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let messages = json!([{"role": "user", "content": "a"},
+        {"role": "assistant", "content": null, "tool_calls": [call]}, {"role": "user", "content": "b"}]);
+    let found = with_template(&script, GEMMA3).chat(json!({"messages": messages}));
+    let warning = found["warnings"][0].as_str().unwrap_or_else(|| panic!("{found}"));
+    assert!(warning.contains("`messages[1].tool_calls`"), "{warning}");
+    let found = Server::scripted(&script, Config::default()).chat(json!({"messages": messages}));
+    assert_eq!(found.get("warnings"), None, "a template that has a place for them");
 }
 
 #[test]
@@ -188,6 +247,7 @@ fn pages_of_other_sites_and_false_names_are_turned_away() {
     assert_eq!(status(&[("Host", &format!("evil.example:{port}"))]), 403);
     assert_eq!(status(&[("Host", "my.lan:80")]), 200);
     assert_eq!(status(&[("Host", "[::1]:80")]), 200);
+    assert!(Config::default().host.is_loopback(), "others reach it only if it is told so");
     let page = server.get("/");
     assert!(page.text().contains("<title>") && page.header("content-security-policy").is_some());
 }
@@ -206,6 +266,14 @@ fn a_prompt_that_leaves_no_room_is_refused_with_both_numbers() {
             let message = error["message"].as_str().unwrap();
             assert!(message.contains(&n.to_string()) && message.contains("64"), "{message}");
         }
+    }
+    for stream in [false, true] {
+        let messages = json!([{"role": "user", "content": "a long word ".repeat(50)}]);
+        let reply = server.post("/v1/chat/completions", &json!({"messages": messages, "stream": stream}));
+        assert_eq!(
+            (reply.error().0, &reply.json()["error"]["code"]),
+            (400, &json!("context_length_exceeded"))
+        );
     }
     let request = json!({"prompt": ids(63), "max_tokens": 50, "ignore_eos": true});
     let found = server.post("/v1/completions", &request).json();

@@ -113,13 +113,19 @@ impl Server {
 
     /// A server whose answers are what `script` says at the time of the request.
     pub fn scripted(script: &Script, config: Config) -> Server {
+        Server::scripted_as(model(), script, config)
+    }
+
+    /// A scripted server with another text side.
+    pub fn scripted_as(model: Model, script: &Script, config: Config) -> Server {
         let script = script.clone();
         let load = move || {
+            script.loads.fetch_add(1, Ordering::SeqCst);
             let backend = Scripted { script: script.clone(), running: Vec::new() };
             let facts = Facts { context: 4096, slots: 4, vocab: 512, engine: Value::Null };
             Ok(Loaded { backend: Box::new(backend) as Box<dyn Backend>, facts })
         };
-        Server::start(model(), Box::new(load), config)
+        Server::start(model, Box::new(load), config)
     }
 
     fn start(model: Model, load: basert_server::Loader, config: Config) -> Server {
@@ -310,13 +316,16 @@ pub struct Script {
     said: Arc<Mutex<(Vec<u32>, Finish)>>,
     /// Steps that may be made; more only when raised.
     pub steps: Arc<AtomicUsize>,
+    /// How often its model was loaded.
+    pub loads: Arc<AtomicUsize>,
     tokenizer: Tokenizer,
 }
 
 impl Script {
     pub fn new() -> Script {
         let steps = Arc::new(AtomicUsize::new(usize::MAX));
-        Script { said: Arc::new(Mutex::new((Vec::new(), Finish::Stop))), steps, tokenizer: model().tokenizer }
+        let (said, loads) = (Arc::new(Mutex::new((Vec::new(), Finish::Stop))), Arc::default());
+        Script { said, steps, loads, tokenizer: model().tokenizer }
     }
 
     /// Says these pieces, each in tokens of its own.

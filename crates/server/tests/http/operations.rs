@@ -18,7 +18,7 @@ fn hi() -> Value {
 }
 
 /// Sends a request and leaves the answer to come.
-fn begin(server: &Server, path: &str, body: &Value) -> TcpStream {
+pub fn begin(server: &Server, path: &str, body: &Value) -> TcpStream {
     let body = body.to_string();
     let mut stream = server.connect();
     let head = server.head("POST", path, &[("Content-Length", &body.len().to_string())]);
@@ -282,6 +282,26 @@ fn a_draining_server_ends_what_runs_and_takes_nothing_new() {
     script.steps.store(usize::MAX, Ordering::SeqCst);
     assert_eq!(Reply::read(running).status, 200);
     wait_until("the port is closed", || TcpStream::connect(server.address).is_err());
+}
+
+#[test]
+fn an_answer_that_the_end_of_the_server_cuts_off_is_told_so() {
+    let (mut whole, mut streamed) = (hi(), hi());
+    (whole["stream"], streamed["stream"]) = (false.into(), true.into());
+    let script = Script::new();
+    script.say(&["ok"], Finish::Stop);
+    script.steps.store(0, Ordering::SeqCst);
+    let server = Server::scripted(&script, Config::default());
+    let whole = begin(&server, CHAT, &whole);
+    let mut streamed = begin(&server, CHAT, &streamed);
+    wait_until("the requests are in", || server.busy() == 2);
+    server.app.drain();
+    server.app.stop();
+    let reply = Reply::read(whole);
+    assert!(reply.error().0 == 503 && reply.text().contains("shut down"), "{}", reply.text());
+    let seen = read_until(&mut streamed, "event: error");
+    assert!(!seen.contains("[DONE]"));
+    read_until(&mut streamed, "shut down");
 }
 
 #[test]

@@ -307,6 +307,25 @@ fn log_probabilities_of_a_stream_are_those_of_a_whole_answer() {
 }
 
 #[test]
+fn log_probabilities_survive_a_stop_string_across_tokens() {
+    let script = Script::new();
+    let server = Server::scripted(&script, Config::default());
+    script.say_bytes("one \u{1f98a} two three".as_bytes(), Finish::Stop);
+    for stop in ["o th", "\u{1f98a}", "two", "e"] {
+        let request = json!({"logprobs": true, "top_logprobs": 1, "stop": stop});
+        let whole = server.chat(request.clone());
+        let choice = &whole["choices"][0];
+        let events = server.chat_events(request);
+        let lists = events.iter().filter_map(|e| e["choices"][0]["logprobs"]["content"].as_array());
+        assert_eq!(&lists.flatten().cloned().collect::<Value>(), &choice["logprobs"]["content"], "{stop}");
+        let (message, finish) = folded(&events);
+        assert_eq!((&message, &finish), (&choice["message"], &json!("stop")), "{stop}");
+        let text = format!("{}{stop}", message["content"].as_str().unwrap());
+        assert_eq!(choice["logprobs"]["content"].as_array().unwrap().len(), text.len(), "to the stop's end");
+    }
+}
+
+#[test]
 fn completions_report_four_lists_of_one_length() {
     let script = Script::new();
     let server = Server::scripted(&script, Config::default());

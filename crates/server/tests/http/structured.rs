@@ -275,6 +275,7 @@ fn what_cannot_be_followed_is_refused_before_anything_is_generated() {
         (json!({"guided_regex": ["a"]}), "guided_regex"),
         (json!({"guided_choice": []}), "guided_choice"),
         (json!({"guided_grammar": "start: nowhere"}), "guided_grammar"),
+        (json!({"guided_grammar": "start: start"}), "guided_grammar"),
         (json!({"guided_regex": "a", "guided_choice": ["a"]}), "guided_choice"),
         (json!({"guided_regex": "a", "ignore_eos": true}), "ignore_eos"),
         (json!({"guided_regex": "(", "tools": tools}), "guided_regex"),
