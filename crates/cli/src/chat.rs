@@ -10,10 +10,11 @@ use basert_text::{DecodeStream, Part, StopMatcher, ThinkSplitter, Tokenizer, ope
 
 use crate::answer::{Answer, Reason, decode_rate, guessed, larger_context, remark_sampling, room};
 use crate::args::ChatArgs;
-use crate::bundle::{self, Bundle};
+use crate::bundle::Bundle;
 use crate::conversation::{Conversation, Thinking};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::Turns;
+use crate::reserved::Purpose;
 use crate::units::rate;
 use crate::{kept, output, place, selected, session};
 use input::{Entry, Input};
@@ -55,10 +56,7 @@ pub fn run(args: &ChatArgs) -> Outcome {
     let eos = bundle.eos();
 
     let (_, file) = bundle.into_parts();
-    options.prefix_cache = match args.prefix_cache {
-        Some(bytes) => bytes,
-        None => bundle::usual_prefix_cache(&file, &options),
-    };
+    options.prefix_cache = Purpose::Chat.prefix_cache_for(args.prefix_cache, &file, &options);
     let mut engine = Engine::load(file, &options).map_err(|e| Failure::from_load(&e))?;
     selected::show(&engine, args.verbose);
     let session = session::open(&mut engine, args.session.as_deref())?;

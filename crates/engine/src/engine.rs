@@ -30,13 +30,14 @@ pub struct Options {
     pub threads: Option<usize>,
     /// KV cache element types.
     pub kv: KvTypes,
-    /// Let K and V be narrower than [`kv`](Self::kv) where a context that was asked for does not fit otherwise: the widest
-    /// of q8, q8 with q4, and q4 that does.
+    /// Let K and V be narrower than [`kv`](Self::kv) where a context that was asked for, or with [`fit`](Self::fit) the model's
+    /// own, does not fit otherwise: the widest of q8, q8 with q4, and q4 that does.
     pub narrow_kv: bool,
     /// Context in tokens; default: the model's own, shortened until it fits half the free memory.
     pub context: Option<usize>,
-    /// Bytes that everything has to fit into; the context is shortened where it does not. Without, a context that does not
-    /// fit the free memory is refused.
+    /// Bytes that everything has to fit into, weights included; where it does not, K and V give way as far as
+    /// [`narrow_kv`](Self::narrow_kv) lets them, then the context. Without, a context that does not fit the free memory is
+    /// refused.
     pub fit: Option<u64>,
     /// Tokens per KV page, a multiple of 32; default: one page for the whole context.
     pub page_tokens: Option<usize>,
@@ -443,8 +444,11 @@ impl Engine {
     }
 }
 
-/// Reads the model's layers from a header.
-fn model_spec(file: &BaseFile) -> Result<ModelSpec, EngineError> {
+/// The layers of a file, its prediction head included: what its header says, as far as it has the tensors.
+///
+/// # Errors
+/// An architecture or configuration that this version does not know.
+pub fn model_spec(file: &BaseFile) -> Result<ModelSpec, EngineError> {
     let header = file.header();
     let at = |source| EngineError::Model { path: file.path().to_path_buf(), source };
     let arch: Arch = header.arch.parse().map_err(at)?;

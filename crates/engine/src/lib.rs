@@ -36,9 +36,10 @@ mod workspace;
 
 pub use cache::SequenceId;
 pub use engine::{
-    Engine, Logits, Options, RecurrentState, Selected, TokenRun, WantLogits, doubled_norm_offset,
+    Engine, Logits, Options, RecurrentState, Selected, TokenRun, WantLogits, doubled_norm_offset, model_spec,
 };
 pub use error::EngineError;
+pub use fit::settled;
 pub use forward::{LinearInput, Watch};
 pub use generate::{Event, Finish, GenerateParams, Generation, Session, generate};
 pub use kept::Opened;
@@ -50,7 +51,7 @@ pub use residence::Residence;
 pub use sampler::{Sampler, SamplingParams, argmax};
 pub use scheduler::{Client, Limits, News, Request, Scheduler, Token};
 pub use session_file::session_caller;
-pub use sizing::{WeightBytes, largest_context, least_prefix_cache, memory_plan, wanted_context};
+pub use sizing::{WeightBytes, least_prefix_cache, memory_plan, wanted_context};
 pub use speculate::{DraftSource, Speculated, Speculation};
 pub use stream::stream;
 pub use tensor::TensorSource;
