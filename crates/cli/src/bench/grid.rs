@@ -165,7 +165,7 @@ mod tests {
         let room = room(&cases, Residence::Mapped).unwrap();
         assert_eq!((room.context, room.sequences, room.logit_rows), (Some(24), 600, 600));
         assert!(room.step_tokens >= 600 && room.speculation == Speculation::OFF);
-        let cases = super::cases(&args(&["-p", "8", "-n", "4", "-d", "16", "--verify", "3"])).unwrap();
+        let cases = super::cases(&args(&["-p", "0", "-n", "4", "-d", "16", "--verify", "3"])).unwrap();
         let room = super::room(&cases, Residence::Mapped).unwrap();
         assert_eq!((room.context, room.speculation), (Some(16 + 6), Speculation::always(2)));
     }
