@@ -4,8 +4,8 @@
 use basert_model::ModelSpec;
 
 use crate::EngineError;
-use crate::engine::Options;
 use crate::kv::KvTypes;
+use crate::options::Options;
 use crate::plan::{MemoryPlan, available_memory};
 use crate::sizing::{MAX_CONTEXT, Sizing, TILE, WeightBytes, wanted_context};
 

@@ -7,8 +7,8 @@ use basert_model::{Ffn, Mixer, ModelSpec};
 
 use crate::EngineError;
 use crate::cache::CacheSizes;
-use crate::engine::Options;
 use crate::forward::delta_shape;
+use crate::options::Options;
 use crate::plan::{MemoryPlan, available_memory};
 use crate::speculate::MOST_DRAFTS;
 use crate::tensor::decoded_because;
