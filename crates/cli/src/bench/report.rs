@@ -104,7 +104,7 @@ pub struct Row {
     pub tokens_per_s: Spread,
     /// Of verification and drafting: the time for one step.
     pub step_s: Option<Spread>,
-    /// The same as a multiple of the time in which a step verifies one token.
+    /// The same as a multiple of the time in which a step verifies one token: the median of the repetitions' ratios.
     pub step_cost: Option<f64>,
     /// Of a prompt.
     pub first_token_s: Option<Spread>,
@@ -282,7 +282,12 @@ fn step(measured: &Measured, seconds: &[f64]) -> Option<Spread> {
 /// `row` with what a step of `rows` tokens takes, alone and against one of a `single` token.
 fn stepped(row: Row, measured: &Measured, seconds: &[f64], rows: usize, single: Option<&Spread>) -> Row {
     let step_s = step(measured, seconds);
-    let step_cost = step_s.as_ref().zip(single).map(|(step, single)| step.median / single.median);
+    // Repetition by repetition, because those of one round were measured next to each other.
+    let ratios = |(step, single): (&Spread, &Spread)| {
+        let pairs = step.samples.iter().zip(&single.samples);
+        Some(Spread::of(pairs.map(|(step, single)| step / single).collect())?.median)
+    };
+    let step_cost = step_s.as_ref().zip(single).and_then(ratios);
     Row { rows: Some(rows), step_s, step_cost, ..row }
 }
 
