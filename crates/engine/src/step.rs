@@ -12,7 +12,7 @@ pub enum WantLogits {
     /// Every row.
     All,
     /// The last so many tokens are guesses: their rows, and the one before. The sequence ends before them until
-    /// [`Engine::accept`] says how many of them were right.
+    /// [`Engine::accept`](crate::Engine::accept) says how many of them were right.
     Verify(usize),
 }
 
