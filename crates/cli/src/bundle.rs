@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use basert_convert::GENERATION_KEY;
-use basert_engine::{Options, SamplingParams, available_memory, least_prefix_cache, wanted_context};
+use basert_engine::SamplingParams;
 use basert_format::{BaseFile, Header};
 use basert_model::{Arch, Config, ModelError, ModelSpec};
 use basert_text::{ChatTemplate, Tokenizer};
@@ -239,22 +239,6 @@ fn recommended(config: &Value) -> Recommended {
         repetition_penalty,
         unusable,
     }
-}
-
-/// Most bytes for what was read of earlier prompts where nobody says how many.
-const USUAL_PREFIX_CACHE: u64 = 1 << 30;
-
-/// Room for what was read of earlier prompts: as much as some conversations could need, of an eighth of the free memory;
-/// none if that is not enough for anything.
-pub fn usual_prefix_cache(file: &BaseFile, options: &Options) -> u64 {
-    let Ok(spec) = model(file.header()) else { return 0 };
-    let context = wanted_context(&spec, options) as u64;
-    let whole = options.kv.bytes_per_token(&spec).saturating_mul(context);
-    let useful =
-        2 * whole.saturating_mul(2).max(16 * spec.state_bytes_per_sequence()).min(USUAL_PREFIX_CACHE);
-    let free = available_memory().map_or(u64::MAX, |free| free / 8);
-    let room = useful.min(USUAL_PREFIX_CACHE).min(free);
-    if least_prefix_cache(&spec, options) <= room { room } else { 0 }
 }
 
 #[cfg(test)]

@@ -10,10 +10,11 @@ use basert_text::{DecodeStream, Part, StopMatcher, ThinkSplitter, Tokenizer, ope
 
 use crate::answer::{Answer, Reason, decode_rate, guessed, larger_context, remark_sampling, room};
 use crate::args::ChatArgs;
-use crate::bundle::{self, Bundle};
+use crate::bundle::Bundle;
 use crate::conversation::{Conversation, Thinking};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::Turns;
+use crate::reserved::Purpose;
 use crate::units::rate;
 use crate::{kept, output, place, selected, session};
 use input::{Entry, Input};
@@ -34,31 +35,10 @@ pub fn run(args: &ChatArgs) -> Outcome {
     let mut options = args.run.resolve_to_fit(&args.fit)?;
     options.speculation = args.speculative.resolve()?;
     let bundle = Bundle::open(&args.model)?;
-    let recommended = bundle.recommended();
-    let sampling = args.sampling.resolve(&recommended)?;
-    let stops = StopMatcher::new(&args.answer.stop).map_err(|e| Failure::from_error(&e))?;
-    let hint = "basert complete continues plain text and token ids";
-    let tokenizer = bundle.tokenizer().map_err(|failure| failure.hint(hint))?.clone();
-    let template = bundle.chat_template().map_err(|failure| failure.hint(hint))?;
-    let thinking = Thinking { think: args.think, no_think: args.no_think };
-    let mut conversation = Conversation::new(tokenizer.clone(), template, args.system.clone(), thinking);
-    if let Some(path) = &args.prefix_cache_file {
-        place::check(path, true)?;
-        place::check_folder(path)?;
-    }
-    if let Some(messages) = args.session.as_deref().map(session::messages).transpose()?.flatten() {
-        conversation.restore(messages)?;
-    }
-    try_out(&conversation)?;
-    thinking.remark(&bundle);
-    remark_sampling(&args.sampling, &sampling, &recommended, &bundle);
-    let eos = bundle.eos();
+    let Asked { conversation, tokenizer, sampling, eos, stops } = Asked::new(args, &bundle)?;
 
     let (_, file) = bundle.into_parts();
-    options.prefix_cache = match args.prefix_cache {
-        Some(bytes) => bytes,
-        None => bundle::usual_prefix_cache(&file, &options),
-    };
+    options.prefix_cache = Purpose::Chat.prefix_cache_for(args.prefix_cache, &file, &options);
     let mut engine = Engine::load(file, &options).map_err(|e| Failure::from_load(&e))?;
     selected::show(&engine, args.verbose);
     let session = session::open(&mut engine, args.session.as_deref())?;
@@ -86,6 +66,40 @@ pub fn run(args: &ChatArgs) -> Outcome {
         turns,
     };
     chat.run(&mut input)
+}
+
+/// What is asked of the model.
+struct Asked {
+    conversation: Conversation,
+    tokenizer: Tokenizer,
+    sampling: SamplingParams,
+    eos: Vec<u32>,
+    stops: StopMatcher,
+}
+
+impl Asked {
+    /// Refuses what the bundle and the files of the conversation cannot do, and remarks on what is not as one might expect.
+    fn new(args: &ChatArgs, bundle: &Bundle) -> Outcome<Asked> {
+        let recommended = bundle.recommended();
+        let sampling = args.sampling.resolve(&recommended)?;
+        let stops = StopMatcher::new(&args.answer.stop).map_err(|e| Failure::from_error(&e))?;
+        let hint = "basert complete continues plain text and token ids";
+        let tokenizer = bundle.tokenizer().map_err(|failure| failure.hint(hint))?.clone();
+        let template = bundle.chat_template().map_err(|failure| failure.hint(hint))?;
+        let thinking = Thinking { think: args.think, no_think: args.no_think };
+        let mut conversation = Conversation::new(tokenizer.clone(), template, args.system.clone(), thinking);
+        if let Some(path) = &args.prefix_cache_file {
+            place::check(path, true)?;
+            place::check_folder(path)?;
+        }
+        if let Some(messages) = args.session.as_deref().map(session::messages).transpose()?.flatten() {
+            conversation.restore(messages)?;
+        }
+        try_out(&conversation)?;
+        thinking.remark(bundle);
+        remark_sampling(&args.sampling, &sampling, &recommended, bundle);
+        Ok(Asked { conversation, tokenizer, sampling, eos: bundle.eos(), stops })
+    }
 }
 
 /// Refuses a template that cannot open a conversation while nothing is loaded yet.

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use basert_engine::{Engine, GenerateParams, Generation, Options, SamplingParams};
+use basert_engine::{Engine, GenerateParams, Generation, Options, SamplingParams, Session};
 use basert_text::{DecodeStream, StopMatcher};
 use serde_json::{Value, json};
 
@@ -26,20 +26,7 @@ pub fn run(args: &CompleteArgs) -> Outcome {
     // Everything that can be refused is refused before the weights are touched.
     let options = Options { speculation: args.speculative.resolve()?, ..args.run.resolve_to_fit(&args.fit)? };
     let bundle = Bundle::open(&args.model)?;
-    let recommended = bundle.recommended();
-    let sampling = args.sampling.resolve(&recommended)?;
-    let earlier = args.session.as_deref().map_or(Ok(Vec::new()), session::ids)?;
-    let prompt = prompt_ids(&args.prompt, &bundle, earlier)?;
-    let stops = StopMatcher::new(&args.answer.stop).map_err(|e| Failure::from_error(&e))?;
-    if !args.answer.stop.is_empty() {
-        bundle.tokenizer()?;
-    }
-    if args.prompt.source.prompt_ids.is_some() {
-        bundle.remark_unusable_tokenizer();
-    }
-    args.prompt.thinking().remark(&bundle);
-    remark_sampling(&args.sampling, &sampling, &recommended, &bundle);
-    let eos = if args.ignore_eos { Vec::new() } else { bundle.eos() };
+    let asked = Asked::new(args, &bundle)?;
 
     let start = Instant::now();
     let (tokenizer, file) = bundle.into_parts();
@@ -48,14 +35,72 @@ pub fn run(args: &CompleteArgs) -> Outcome {
     let load = start.elapsed();
     selected::show(&engine, args.verbose);
 
-    let context = engine.selected().context;
-    let max_tokens =
-        room(prompt.len(), context, args.answer.max_tokens).ok_or_else(|| no_room(prompt.len(), context))?;
-    let params = GenerateParams { sampling, max_tokens, eos, prefill_chunk: None };
     let decoder = tokenizer.map(|t| match args.prompt.chat {
         true => DecodeStream::new(&t, true),
         false => DecodeStream::continuing(&t, true),
     });
+    let answered = answer(args, &asked, decoder, &interrupt, (&mut engine, &mut session))?;
+    if args.json {
+        output::print_json(&report(&engine, &asked, &answered, load))?;
+    } else {
+        if !answered.text.as_ref().is_some_and(|text| text.ends_with('\n')) {
+            output::print_generated("\n")?;
+        }
+        summarise(args, &answered, engine.selected().context);
+    }
+    if answered.reason == Reason::Interrupted { Err(interrupt.failure()) } else { Ok(()) }
+}
+
+/// What is asked of the model.
+struct Asked {
+    prompt: Vec<u32>,
+    sampling: SamplingParams,
+    stops: StopMatcher,
+    eos: Vec<u32>,
+}
+
+impl Asked {
+    /// Refuses what the bundle cannot do, and remarks on what is not as one might expect.
+    fn new(args: &CompleteArgs, bundle: &Bundle) -> Outcome<Asked> {
+        let recommended = bundle.recommended();
+        let sampling = args.sampling.resolve(&recommended)?;
+        let earlier = args.session.as_deref().map_or(Ok(Vec::new()), session::ids)?;
+        let prompt = prompt_ids(&args.prompt, bundle, earlier)?;
+        let stops = StopMatcher::new(&args.answer.stop).map_err(|e| Failure::from_error(&e))?;
+        if !args.answer.stop.is_empty() {
+            bundle.tokenizer()?;
+        }
+        if args.prompt.source.prompt_ids.is_some() {
+            bundle.remark_unusable_tokenizer();
+        }
+        args.prompt.thinking().remark(bundle);
+        remark_sampling(&args.sampling, &sampling, &recommended, bundle);
+        let eos = if args.ignore_eos { Vec::new() } else { bundle.eos() };
+        Ok(Asked { prompt, sampling, stops, eos })
+    }
+}
+
+/// A finished answer.
+struct Answered {
+    generation: Generation,
+    /// Absent for a model that has ids only.
+    text: Option<String>,
+    reason: Reason,
+}
+
+/// Makes the answer, prints it as it comes unless it is going to be JSON, and keeps the session where there is a file for it.
+fn answer(
+    args: &CompleteArgs,
+    asked: &Asked,
+    decoder: Option<DecodeStream>,
+    interrupt: &Interrupt,
+    (engine, session): (&mut Engine, &mut Session),
+) -> Outcome<Answered> {
+    let (prompt, context) = (&asked.prompt, engine.selected().context);
+    let max_tokens =
+        room(prompt.len(), context, args.answer.max_tokens).ok_or_else(|| no_room(prompt.len(), context))?;
+    let (sampling, eos) = (asked.sampling.clone(), asked.eos.clone());
+    let params = GenerateParams { sampling, max_tokens, eos, prefill_chunk: None };
     let is_text = decoder.is_some();
     let mut text = String::new();
     let mut take = |piece: &str| {
@@ -63,32 +108,15 @@ pub fn run(args: &CompleteArgs) -> Outcome {
         if args.json { Ok(()) } else { output::print_generated(piece) }
     };
     let cancelled = || interrupt.requested();
-    let mut answer = Answer::new(decoder, stops, &mut take, &cancelled);
+    let mut answer = Answer::new(decoder, asked.stops.clone(), &mut take, &cancelled);
     let generation = session
-        .generate(&mut engine, &prompt, &params, &mut |event| answer.on_event(event))
+        .generate(engine, prompt, &params, &mut |event| answer.on_event(event))
         .map_err(|e| Failure::from_error(&e))?;
     if let Some(file) = &args.session {
-        session::save_ids(&session, &engine, file, &[&prompt[..], &generation.ids].concat())?;
+        session::save_ids(session, engine, file, &[&prompt[..], &generation.ids].concat())?;
     }
     let reason = answer.finish(generation.finish)?;
-    let end = End { text: is_text.then_some(text), reason };
-
-    if args.json {
-        output::print_json(&report(&engine, &prompt, &generation, &end, &params.sampling, load))?;
-    } else {
-        if !end.text.as_ref().is_some_and(|text| text.ends_with('\n')) {
-            output::print_generated("\n")?;
-        }
-        summarise(args, &generation, reason, context);
-    }
-    if reason == Reason::Interrupted { Err(interrupt.failure()) } else { Ok(()) }
-}
-
-/// A finished answer.
-struct End {
-    /// Absent for a model that has ids only.
-    text: Option<String>,
-    reason: Reason,
+    Ok(Answered { generation, text: is_text.then_some(text), reason })
 }
 
 /// The tokens that the model reads: those of the session, and the prompt.
@@ -144,10 +172,11 @@ fn no_room(prompt: usize, context: usize) -> Failure {
 }
 
 /// Speed, and why the answer ended where that is not obvious.
-fn summarise(args: &CompleteArgs, generation: &Generation, reason: Reason, context: usize) {
+fn summarise(args: &CompleteArgs, answered: &Answered, context: usize) {
+    let Answered { generation, reason, .. } = answered;
     let (prompt, answer) = (generation.prompt_tokens, generation.ids.len());
     let read = prompt - generation.kept_tokens;
-    let cut = reason == Reason::Length && args.answer.max_tokens != Some(answer);
+    let cut = *reason == Reason::Length && args.answer.max_tokens != Some(answer);
     if cut {
         output::note(&format!(
             "the answer ends at the context of {context} tokens ({prompt} of the prompt, {answer} generated)"
@@ -165,19 +194,13 @@ fn summarise(args: &CompleteArgs, generation: &Generation, reason: Reason, conte
     }
 }
 
-fn report(
-    engine: &Engine,
-    prompt: &[u32],
-    generation: &Generation,
-    end: &End,
-    sampling: &SamplingParams,
-    load: Duration,
-) -> Value {
+fn report(engine: &Engine, asked: &Asked, answered: &Answered, load: Duration) -> Value {
+    let (Asked { prompt, sampling, .. }, Answered { generation, text, reason }) = (asked, answered);
     json!({
         "prompt_ids": prompt,
         "ids": generation.ids,
-        "text": end.text,
-        "finish_reason": end.reason.name(),
+        "text": text,
+        "finish_reason": reason.name(),
         "timings": {
             "load_s": load.as_secs_f64(),
             "prompt_tokens": generation.prompt_tokens,

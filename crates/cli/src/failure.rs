@@ -28,6 +28,10 @@ pub enum Failure {
 const LARGE: &str =
     "--fit takes narrower K and V, then a shorter context; or give -c, --kv-bits or --prefix-cache yourself";
 
+/// What to do where nothing fits the memory that was named.
+const TIGHT: &str =
+    "give --fit more, or try fewer answers at a time, a smaller --prefix-cache or narrower weights";
+
 /// What to do where the weights cannot be where they were asked to be.
 const RESIDENCE: &str = "raise the limit on locked memory (ulimit -l), or use --weights prefault";
 
@@ -68,6 +72,7 @@ impl Failure {
         let failure = Failure::from_error(error);
         match error {
             EngineError::Option { option: "context", .. } => failure.hint(LARGE),
+            EngineError::Option { option: "fit", .. } => failure.hint(TIGHT),
             EngineError::Option { option: "weights", .. } => failure.hint(RESIDENCE),
             _ => failure,
         }

@@ -28,6 +28,7 @@ mod plan;
 mod profile;
 mod profiles;
 mod progress;
+mod reserved;
 mod schedule;
 mod selected;
 mod serve;

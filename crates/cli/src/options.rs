@@ -115,8 +115,9 @@ pub fn isa() -> Outcome<Option<Isa>> {
 /// What may give way where the memory is short.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct FitOptions {
-    /// Fit into this much memory, or without a number into what is free: narrower K and V if they are auto, then a shorter
-    /// context, each said. Without --fit, what does not fit is refused
+    /// Fit into this much memory, weights included, or without a number into what is free: K and V that are auto become the widest
+    /// that do, and where none does the context the largest, each said (basert plan --fit says it beforehand). Without --fit,
+    /// what does not fit is refused
     #[arg(long, value_name = "SIZE", value_parser = budget, num_args = 0..=1, default_missing_value = "free", help_heading = ENGINE)]
     fit: Option<Budget>,
 }

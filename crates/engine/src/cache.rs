@@ -244,9 +244,14 @@ impl Caches {
         Ok(self.kv.len() - 1)
     }
 
-    /// The layers of the trunk.
-    pub fn trunk(&self) -> &[KvLayer] {
-        &self.kv[..self.draft.unwrap_or(self.kv.len())]
+    /// Number of layers of the trunk, which come first.
+    fn trunk(&self) -> usize {
+        self.draft.unwrap_or(self.kv.len())
+    }
+
+    /// The layers of the trunk, and those of the prediction head.
+    pub fn split(&self) -> (&[KvLayer], &[KvLayer]) {
+        self.kv.split_at(self.trunk())
     }
 
     /// Element types of the allocated pools; the requested ones for a model without attention.
@@ -336,7 +341,7 @@ impl Caches {
     /// Writes the kept prefixes to a file.
     pub fn save_prefixes(&self, path: &Path, fingerprint: Fingerprint) -> Result<PrefixFile, EngineError> {
         match &self.prefix {
-            Some(prefix) => prefix.save(path, fingerprint, self.trunk()),
+            Some(prefix) => prefix.save(path, fingerprint, self.split()),
             None => Ok(PrefixFile::default()),
         }
     }
@@ -347,11 +352,9 @@ impl Caches {
         path: &Path,
         fingerprint: &Fingerprint,
     ) -> Result<PrefixFile, EngineError> {
+        let trunk = self.trunk();
         match &mut self.prefix {
-            Some(prefix) => {
-                let trunk = self.draft.unwrap_or(self.kv.len());
-                prefix.load(path, fingerprint, &mut self.pages, &mut self.kv[..trunk])
-            }
+            Some(prefix) => prefix.load(path, fingerprint, &mut self.pages, self.kv.split_at_mut(trunk)),
             None => Ok(PrefixFile::default()),
         }
     }

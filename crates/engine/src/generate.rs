@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::EngineError;
-use crate::engine::{Engine, TokenRun, WantLogits};
+use crate::engine::Engine;
 use crate::reader::{Reader, Reuse};
 use crate::sampler::{Sampler, SamplingParams};
 use crate::speculate::{Guesser, Pace, Speculated};
+use crate::step::{TokenRun, WantLogits};
 
 /// What to generate.
 #[derive(Clone, Debug)]

@@ -6,6 +6,7 @@
 //! [`Sampler`] picks tokens. Arithmetic lives in `basert-kernels`; there is no text, no network and no file
 //! writing here. A token's logits never depend on what else is in the step.
 
+mod admission;
 mod cache;
 mod engine;
 mod error;
@@ -15,6 +16,7 @@ mod forward;
 mod generate;
 mod kept;
 mod kv;
+mod options;
 mod pages;
 mod plan;
 mod prefix;
@@ -28,21 +30,23 @@ mod sizing;
 mod snapshots;
 mod speculate;
 mod state_file;
+mod step;
 mod stream;
 mod tensor;
 mod trace;
 mod weights;
 mod workspace;
 
+pub use admission::{doubled_norm_offset, model_spec};
 pub use cache::SequenceId;
-pub use engine::{
-    Engine, Logits, Options, RecurrentState, Selected, TokenRun, WantLogits, doubled_norm_offset,
-};
+pub use engine::Engine;
 pub use error::EngineError;
+pub use fit::settled;
 pub use forward::{LinearInput, Watch};
 pub use generate::{Event, Finish, GenerateParams, Generation, Session, generate};
 pub use kept::Opened;
 pub use kv::{KvPools, KvTypes};
+pub use options::{Options, Selected};
 pub use plan::{MemoryPlan, available_memory};
 pub use prefix::{PrefixFile, PrefixStats};
 pub use reader::Reuse;
@@ -50,8 +54,9 @@ pub use residence::Residence;
 pub use sampler::{Sampler, SamplingParams, argmax};
 pub use scheduler::{Client, Limits, News, Request, Scheduler, Token};
 pub use session_file::session_caller;
-pub use sizing::{WeightBytes, largest_context, least_prefix_cache, memory_plan, wanted_context};
+pub use sizing::{WeightBytes, least_prefix_cache, memory_plan, wanted_context};
 pub use speculate::{DraftSource, Speculated, Speculation};
+pub use step::{Logits, RecurrentState, TokenRun, WantLogits};
 pub use stream::stream;
 pub use tensor::TensorSource;
 pub use trace::{Cost, Needs, Operation, Trace};

@@ -7,92 +7,20 @@
 //!
 //! There are no threads here: whoever owns a [`Scheduler`] calls [`step`](Scheduler::step) while there is work.
 
+mod request;
+mod running;
+
 use std::collections::VecDeque;
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::EngineError;
-use crate::engine::{Engine, Logits, TokenRun, WantLogits};
-use crate::generate::{Finish, GenerateParams};
-use crate::reader::{Reader, Reuse};
-use crate::sampler::Sampler;
-use crate::speculate::{Guesser, Pace, Speculated};
-
-/// What a request wants.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// At least one token.
-    pub prompt: Vec<u32>,
-    /// How the answer is made.
-    pub params: GenerateParams,
-    /// Log-probabilities with every token: of the token itself, and of so many of the likeliest.
-    pub logprobs: Option<usize>,
-    /// What others may share of the prompt, where the engine keeps prefixes.
-    pub reuse: Reuse,
-}
-
-/// A token of an answer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Token {
-    /// The token.
-    pub id: u32,
-    /// `ln p` before bias, penalties, temperature and truncation, if the request asked for it.
-    pub logprob: Option<f32>,
-    /// The likeliest tokens with their `ln p`, likeliest first; the lower id first among equals.
-    pub top: Vec<(u32, f32)>,
-}
-
-/// What a client hears of its request.
-#[derive(Clone, Debug)]
-pub enum News {
-    /// So many tokens of the prompt have been run.
-    Prefilled {
-        /// Tokens run, those that were kept from earlier prompts included.
-        done: usize,
-        /// Tokens that were kept from earlier prompts.
-        cached: usize,
-        /// Tokens of the prompt.
-        total: usize,
-    },
-    /// The next token of the answer.
-    Token(Token),
-    /// The answer is complete. The last news.
-    Finished(Finish),
-    /// The request failed. The last news.
-    Failed(Arc<EngineError>),
-}
-
-/// Whoever waits for an answer. Its methods are called between steps, and hold up all requests for as long as they take.
-pub trait Client: Send {
-    /// Takes news. [`ControlFlow::Break`] ends the request: nothing more comes.
-    fn take(&mut self, news: News) -> ControlFlow<()>;
-
-    /// Takes away the tokens that must not come next, by logits of minus infinity. Called before a token of the answer is
-    /// picked; log-probabilities are those from before.
-    ///
-    /// # Errors
-    /// What ends the request.
-    fn constrain(&mut self, logits: &mut [f32]) -> Result<(), EngineError> {
-        let _ = logits;
-        Ok(())
-    }
-
-    /// Whether the log-probabilities of the prompt's own tokens are wanted, with so many of the likeliest. It does not change
-    /// while the request lives.
-    fn wants_prompt(&self) -> Option<usize> {
-        None
-    }
-
-    /// Takes the prompt's next tokens, if they are [wanted](Self::wants_prompt): all but the first one, which nothing predicts.
-    fn take_prompt(&mut self, tokens: Vec<Token>) {
-        let _ = tokens;
-    }
-
-    /// Whether nobody waits any more. Asked before every step.
-    fn is_gone(&self) -> bool {
-        false
-    }
-}
+use crate::engine::Engine;
+use crate::reader::Reader;
+use crate::speculate::{Pace, Speculated};
+use crate::step::{Logits, TokenRun};
+pub use request::{Client, News, Request, Token};
+use running::Running;
 
 /// How steps are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,25 +34,6 @@ impl Default for Limits {
     fn default() -> Self {
         Limits { prefill_tokens: 128 }
     }
-}
-
-/// A request that has a sequence.
-struct Running {
-    request: Request,
-    client: Box<dyn Client>,
-    reader: Reader,
-    sampler: Sampler,
-    /// Tokens of the prompt that were kept from earlier ones.
-    cached: usize,
-    /// The token that was sampled last and has not been run, once the prompt is done.
-    next: Option<u32>,
-    guesser: Guesser,
-    /// That token and what was guessed behind it, for a step.
-    ahead: Vec<u32>,
-    /// Guesses of the step that were right.
-    accepted: usize,
-    /// Tokens of the answer.
-    answered: usize,
 }
 
 /// A part of a step: the request's index, and the prompt tokens that are run; `None` for a token of its answer.
@@ -211,40 +120,29 @@ impl Scheduler {
             return;
         }
         self.guess(&shares);
-        let context = self.engine.selected().context;
-        let Scheduler { engine, running, .. } = self;
-        let runs: Vec<TokenRun<'_>> = shares.iter().map(|share| running[share.0].run(share)).collect();
-        let mut ended = Vec::new();
-        match engine.step(&runs) {
-            Ok(mut logits) => {
-                let mut row = 0;
-                for (index, prompt) in &shares {
-                    let request = &mut running[*index];
-                    let first = row;
-                    row += request.logit_rows(prompt.as_ref());
-                    let flow = match prompt {
-                        Some(range) => request.read(range.clone(), &mut logits, first..row, context),
-                        None => request.verify(&mut logits, first, context),
-                    };
-                    if flow.is_break() {
-                        ended.push(*index);
-                    }
-                }
-            }
-            Err(error) => {
-                let error = Arc::new(error);
-                for &(index, _) in &shares {
-                    running[index].reader.spoil();
-                    // It ends either way.
-                    let _ = running[index].client.take(News::Failed(Arc::clone(&error)));
-                    ended.push(index);
-                }
-            }
-        }
+        let mut ended = self.run(&shares);
         ended.extend(self.settle(&shares));
         ended.sort_unstable();
         ended.dedup();
         self.end(ended);
+    }
+
+    /// Runs the step. Returns the requests that end with it.
+    fn run(&mut self, shares: &[Share]) -> Vec<usize> {
+        let context = self.engine.selected().context;
+        let Scheduler { engine, running, .. } = self;
+        let runs: Vec<TokenRun<'_>> = shares.iter().map(|share| running[share.0].run(share)).collect();
+        match engine.step(&runs) {
+            Ok(mut logits) => deal_out(shares, running, &mut logits, context),
+            Err(error) => {
+                let error = Arc::new(error);
+                for (index, _) in shares {
+                    running[*index].reader.spoil();
+                    running[*index].fail(Arc::clone(&error));
+                }
+                shares.iter().map(|share| share.0).collect()
+            }
+        }
     }
 
     /// Guesses what comes behind the next tokens of answers, while these are few.
@@ -275,8 +173,7 @@ impl Scheduler {
                 let (sequence, accepted) = (request.reader.sequence, request.accepted);
                 if let Err(error) = engine.accept(sequence, accepted) {
                     request.reader.spoil();
-                    // It ends either way.
-                    let _ = request.client.take(News::Failed(Arc::new(error)));
+                    request.fail(Arc::new(error));
                     failed.push(*index);
                 }
                 request.reader.ran(&request.ahead[..=accepted]);
@@ -305,23 +202,8 @@ impl Scheduler {
             let scored = client.wants_prompt().is_some();
             let opened = Reader::open(&mut self.engine, &request.prompt, &request.reuse, scored);
             let Ok(reader) = opened else { return };
-            let Some((request, client)) = self.waiting.pop_front() else { return };
-            let cached = reader.tokens().len();
-            let sampler = Sampler::new(request.params.sampling.clone(), &request.prompt);
-            let guesser = Guesser::new(&self.engine, self.pace.clone());
-            let ahead = Vec::with_capacity(self.engine.selected().speculation.most + 1);
-            self.running.push(Running {
-                request,
-                client,
-                reader,
-                sampler,
-                cached,
-                next: None,
-                guesser,
-                ahead,
-                accepted: 0,
-                answered: 0,
-            });
+            let Some(waiting) = self.waiting.pop_front() else { return };
+            self.running.push(Running::new(waiting, reader, &self.engine, self.pace.clone()));
         }
     }
 
@@ -367,176 +249,25 @@ impl Scheduler {
     }
 }
 
-impl Running {
-    fn run<'a>(&'a self, (_, prompt): &Share) -> TokenRun<'a> {
-        let tokens = match prompt {
-            Some(range) => &self.request.prompt[range.clone()],
-            None => &self.ahead[..],
+/// Gives every request of a step the rows of logits that it asked for. Returns those that end with them.
+fn deal_out(
+    shares: &[Share],
+    running: &mut [Running],
+    logits: &mut Logits<'_>,
+    context: usize,
+) -> Vec<usize> {
+    let (mut row, mut ended) = (0, Vec::new());
+    for (index, prompt) in shares {
+        let request = &mut running[*index];
+        let first = row;
+        row += request.logit_rows(prompt.as_ref());
+        let flow = match prompt {
+            Some(range) => request.read(range.clone(), logits, first..row, context),
+            None => request.verify(logits, first, context),
         };
-        let logits = match self.logit_rows(prompt.as_ref()) {
-            0 => WantLogits::None,
-            1 => WantLogits::Last,
-            rows if prompt.is_none() => WantLogits::Verify(rows - 1),
-            _ => WantLogits::All,
-        };
-        TokenRun { sequence: self.reader.sequence, tokens, logits }
-    }
-
-    /// Whether a token is sampled after these tokens of the prompt.
-    fn samples(&self, prompt: &Range<usize>) -> bool {
-        prompt.end == self.request.prompt.len() && self.request.params.max_tokens > 0
-    }
-
-    /// Rows of logits that a run needs: all of a prompt that is scored, else the last or none; of an answer one, and one for every
-    /// guess.
-    fn logit_rows(&self, prompt: Option<&Range<usize>>) -> usize {
-        match (prompt, self.client.wants_prompt()) {
-            (None, _) => self.ahead.len().max(1),
-            (Some(range), Some(_)) => range.len(),
-            (Some(range), None) => usize::from(self.samples(range)),
+        if flow.is_break() {
+            ended.push(*index);
         }
     }
-
-    /// Guesses at most `room` tokens behind the next one.
-    fn look_ahead(&mut self, engine: &mut Engine, room: usize) {
-        let Some(next) = self.next else { return };
-        let tokens = self.reader.tokens();
-        let room = room
-            .min((self.request.params.max_tokens - self.answered).saturating_sub(1))
-            .min((engine.selected().context - tokens.len()).saturating_sub(1))
-            .min(self.reader.room(engine) - 1);
-        self.ahead.clear();
-        self.ahead.push(next);
-        // Who cannot guess runs on without.
-        if let Ok(drafts) = self.guesser.guess(engine, self.reader.sequence, tokens, next, room) {
-            self.ahead.extend_from_slice(drafts);
-        }
-    }
-
-    /// Draws the tokens behind the next one, as far as they were guessed and one more. [`ControlFlow::Break`] if one of them ends the
-    /// request.
-    fn verify(&mut self, logits: &mut Logits<'_>, first: usize, context: usize) -> ControlFlow<()> {
-        self.accepted = 0;
-        loop {
-            self.sample(logits.row_mut(first + self.accepted), context)?;
-            if self.next.as_ref() != self.ahead.get(self.accepted + 1) {
-                return ControlFlow::Continue(());
-            }
-            self.accepted += 1;
-        }
-    }
-
-    /// Tells the client of the prompt's tokens that the rows from `first` on predict, if it wants to know.
-    fn score(&mut self, range: &Range<usize>, logits: &mut Logits<'_>, first: usize) {
-        let Some(count) = self.client.wants_prompt() else { return };
-        let next = self.request.prompt.get(range.start + 1..).unwrap_or_default();
-        let tokens = next.iter().take(range.len()).zip(first..).map(|(&id, row)| {
-            let row = logits.row_mut(row);
-            let lse = log_sum_exp(row);
-            let logprob = |logit: f32| (f64::from(logit) - lse) as f32;
-            let top = likeliest(row, count).into_iter().map(|(id, logit)| (id, logprob(logit))).collect();
-            Token { id, logprob: Some(logprob(row[id as usize])), top }
-        });
-        let tokens = tokens.collect();
-        self.client.take_prompt(tokens);
-    }
-
-    /// Takes note of tokens of the prompt that were run, whose logits are `rows`, and draws the first of the answer behind the last.
-    /// [`ControlFlow::Break`] if that ends the request.
-    fn read(
-        &mut self,
-        range: Range<usize>,
-        logits: &mut Logits<'_>,
-        rows: Range<usize>,
-        context: usize,
-    ) -> ControlFlow<()> {
-        self.score(&range, logits, rows.start);
-        let total = self.request.prompt.len();
-        self.reader.ran(&self.request.prompt[range.clone()]);
-        self.client.take(News::Prefilled { done: range.end, cached: self.cached, total })?;
-        if range.end == total && self.request.params.max_tokens == 0 {
-            return self.finish(Finish::Length);
-        }
-        if self.samples(&range) {
-            self.sample(logits.row_mut(rows.end - 1), context)
-        } else {
-            ControlFlow::Continue(())
-        }
-    }
-
-    /// Picks the next token from its logits. [`ControlFlow::Break`] if it ends the request.
-    fn sample(&mut self, logits: &mut [f32], context: usize) -> ControlFlow<()> {
-        let normaliser = self.request.logprobs.map(|_| log_sum_exp(logits));
-        let top = self.request.logprobs.map_or(Vec::new(), |count| likeliest(logits, count));
-        let unadjusted = self.request.logprobs.map(|_| logits.to_vec());
-        let picked = self.client.constrain(logits).and_then(|()| self.sampler.sample(logits));
-        let id = match picked {
-            Ok(id) => id,
-            Err(error) => {
-                // It ends either way.
-                let _ = self.client.take(News::Failed(Arc::new(error)));
-                return ControlFlow::Break(());
-            }
-        };
-        let params = &self.request.params;
-        if params.eos.contains(&id) {
-            return self.finish(Finish::Stop);
-        }
-        let (max_tokens, lse) = (params.max_tokens, normaliser.unwrap_or_default());
-        let logprob = |logit: f32| (f64::from(logit) - lse) as f32;
-        let token = Token {
-            id,
-            logprob: unadjusted.map(|logits| logprob(logits[id as usize])),
-            top: top.into_iter().map(|(id, logit)| (id, logprob(logit))).collect(),
-        };
-        self.answered += 1;
-        self.next = Some(id);
-        self.client.take(News::Token(token))?;
-        // A context of n positions holds n - 1 run tokens before the last sampled one.
-        let run = self.request.prompt.len() + self.answered - 1;
-        if self.answered >= max_tokens || run >= context {
-            return self.finish(Finish::Length);
-        }
-        ControlFlow::Continue(())
-    }
-
-    fn finish(&mut self, finish: Finish) -> ControlFlow<()> {
-        // It ends either way.
-        let _ = self.client.take(News::Finished(finish));
-        ControlFlow::Break(())
-    }
-}
-
-/// `ln Σ exp(logit)`.
-fn log_sum_exp(logits: &[f32]) -> f64 {
-    let max = logits.iter().fold(f32::NEG_INFINITY, |max, &logit| max.max(logit));
-    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
-    f64::from(max) + sum.ln()
-}
-
-/// The `count` largest logits with their ids, largest first, the lower id first among equals.
-fn likeliest(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
-    let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
-    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    let count = count.min(all.len());
-    if count < all.len() {
-        all.select_nth_unstable_by(count, order);
-        all.truncate(count);
-    }
-    all.sort_unstable_by(order);
-    all
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_likeliest_come_first_and_the_lower_id_among_equals() {
-        let logits = [1.0, 3.0, 2.0, 3.0, f32::NEG_INFINITY];
-        assert_eq!(likeliest(&logits, 3), [(1, 3.0), (3, 3.0), (2, 2.0)]);
-        assert_eq!(likeliest(&logits, 9).len(), 5);
-        assert_eq!(likeliest(&logits, 0), []);
-        assert!((log_sum_exp(&[0.0, 0.0]) - 2f64.ln()).abs() < 1e-12);
-    }
+    ended
 }

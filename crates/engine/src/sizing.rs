@@ -7,8 +7,8 @@ use basert_model::{Ffn, Mixer, ModelSpec};
 
 use crate::EngineError;
 use crate::cache::CacheSizes;
-use crate::engine::Options;
 use crate::forward::delta_shape;
+use crate::options::Options;
 use crate::plan::{MemoryPlan, available_memory};
 use crate::speculate::MOST_DRAFTS;
 use crate::tensor::decoded_because;
@@ -20,7 +20,7 @@ pub(crate) const TILE: usize = 32;
 /// Tokens of a page where prefixes are kept: what is reused ends at a page's end.
 const PREFIX_PAGE: usize = 64;
 /// Bounds of options, far above any use, that keep sizes inside 64 bits.
-const MAX_CONTEXT: usize = 1 << 31;
+pub(crate) const MAX_CONTEXT: usize = 1 << 31;
 const MAX_SEQUENCES: usize = 1 << 12;
 pub(crate) const MAX_THREADS: usize = 1 << 10;
 const MAX_STEP: usize = 1 << 20;
@@ -95,35 +95,6 @@ pub fn memory_plan(
 pub fn least_prefix_cache(spec: &ModelSpec, options: &Options) -> u64 {
     let page_tokens = options.page_tokens.unwrap_or(PREFIX_PAGE);
     Sizing { spec: loaded(spec, options), options }.least_prefix_cache(page_tokens)
-}
-
-/// The largest context, of at most `most` tokens, with which everything fits into `budget` bytes; `None` where not even
-/// the smallest does.
-///
-/// # Errors
-/// As [`memory_plan`].
-pub fn largest_context(
-    spec: &ModelSpec,
-    options: &Options,
-    weights: WeightBytes,
-    budget: u64,
-    most: usize,
-) -> Result<Option<usize>, EngineError> {
-    let sizing = Sizing::new(spec, options)?;
-    largest(most, |context| sizing.plan(context, weights).map(|plan| plan.total() <= budget))
-}
-
-/// The largest context of at most `most` tokens that fits.
-pub(crate) fn largest(
-    most: usize,
-    fits: impl Fn(usize) -> Result<bool, EngineError>,
-) -> Result<Option<usize>, EngineError> {
-    let (mut below, mut above) = (0, most.min(MAX_CONTEXT) + 1);
-    while above - below > 1 {
-        let middle = below + (above - below) / 2;
-        if fits(middle)? { below = middle } else { above = middle }
-    }
-    Ok((below > 0).then_some(below))
 }
 
 /// Options of a model that are in their bounds.

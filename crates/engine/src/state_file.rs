@@ -15,7 +15,8 @@ use xxhash_rust::xxh64::Xxh64;
 use crate::EngineError;
 use crate::kv::KvTypes;
 
-const VERSION: u32 = 1;
+/// 2: keys and values of the prediction head.
+const VERSION: u32 = 2;
 /// Magic, version and header length.
 const PREAMBLE: u64 = 16;
 const CHECKSUM: u64 = 8;
@@ -187,6 +188,12 @@ impl Source {
     /// Reads bytes.
     pub fn bytes(&mut self, out: &mut [u8]) -> io::Result<()> {
         self.input.read_exact(out)
+    }
+
+    /// Passes over bytes.
+    pub fn skip(&mut self, count: u64) -> io::Result<()> {
+        let count = i64::try_from(count).map_err(io::Error::other)?;
+        self.input.seek_relative(count)
     }
 
     /// Reads numbers.

@@ -161,6 +161,84 @@ fn a_saved_session_goes_on_with_guesses_and_without() {
     assert!(answers.iter().all(|answer| *answer == answers[0]));
 }
 
+/// What the head guesses before each token of `tail`, behind the prefix of `prompt` that is kept.
+fn guesses_behind(engine: &mut Engine, prompt: &[u32], tail: &[u32]) -> Vec<Vec<u32>> {
+    let opened = engine.open_prefix("", prompt).unwrap();
+    assert_eq!(opened.cached, (prompt.len() - 1) / 32 * 32, "nothing to be tested");
+    let sequence = opened.sequence;
+    let run = |engine: &mut Engine, tokens: &[u32]| {
+        engine.step(&[TokenRun { sequence, tokens, logits: WantLogits::Last }]).map(drop).unwrap();
+    };
+    run(engine, &prompt[opened.cached..]);
+    let guess = |&token: &u32| {
+        let mut guessed = Vec::new();
+        engine.draft(sequence, token, 3, &mut guessed).unwrap();
+        run(engine, &[token]);
+        guessed
+    };
+    let guesses = tail.iter().map(guess).collect();
+    engine.release(sequence);
+    guesses
+}
+
+/// A head that attends to nothing behind a prefix from a file guesses worse than one that never left the memory.
+#[test]
+fn guesses_behind_a_prefix_from_a_file_are_those_of_the_cache_in_memory() {
+    let prompt = demo_prompt();
+    let folder = tempfile::tempdir().unwrap();
+    let options =
+        |speculation| Options { page_tokens: Some(32), prefix_cache: CACHE, ..options(speculation) };
+    let head = Speculation::always(3);
+    let mut guesses = Vec::new();
+    for (name, saved) in [("head", head), ("off", Speculation::OFF)] {
+        let path = folder.path().join(name);
+        let mut engine = Engine::open(&demo(), &options(saved)).unwrap();
+        let said = answer(&mut engine, &prompt, &params(None, 60)).ids;
+        // The state of the answer's last whole page is kept, at 96 tokens.
+        let asked = [&prompt[..], &said[..36]].concat();
+        engine.save_prefixes(&path).unwrap();
+        if saved == head {
+            guesses.push(guesses_behind(&mut engine, &asked, &said[36..]));
+        }
+        let mut restarted = Engine::open(&demo(), &options(head)).unwrap();
+        let read = restarted.load_prefixes(&path).unwrap();
+        assert_eq!(read.bytes, path.metadata().unwrap().len());
+        guesses.push(guesses_behind(&mut restarted, &asked, &said[36..]));
+        restarted.check_integrity().unwrap();
+        // Who does not guess reads both.
+        let mut plain = Engine::open(&demo(), &options(Speculation::OFF)).unwrap();
+        assert_eq!(plain.load_prefixes(&path).unwrap().pages, read.pages);
+        assert_eq!(answer(&mut plain, &asked, &params(None, 24)).ids, said[36..]);
+    }
+    assert_eq!(guesses[0], guesses[1]);
+    assert_ne!(guesses[1], guesses[2], "the head's keys and values make no difference here");
+}
+
+#[test]
+fn guesses_of_a_session_from_a_file_are_those_of_the_session_in_memory() {
+    let prompt = demo_prompt();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    let go = &mut |_: Event| ControlFlow::Continue(());
+    let mut engine = Engine::open(&demo(), &options(Speculation::always(3))).unwrap();
+    let mut session = Session::default();
+    let first = session.generate(&mut engine, &prompt, &params(None, 30), go).unwrap().ids;
+    session.save(&engine, &path, serde_json::Value::Null).unwrap();
+    let said = [&prompt[..], &first].concat();
+    let counts = |found: Generation| {
+        let Speculated { steps, drafted, accepted, .. } = found.speculated;
+        (found.ids, steps, drafted, accepted)
+    };
+    let expected = counts(session.generate(&mut engine, &said, &params(None, 60), go).unwrap());
+    for page_tokens in [None, Some(32)] {
+        let paged = Options { page_tokens, ..options(Speculation::always(3)) };
+        let mut engine = Engine::open(&demo(), &paged).unwrap();
+        let (mut session, _) = Session::load(&mut engine, &path).unwrap();
+        let found = counts(session.generate(&mut engine, &said, &params(None, 60), go).unwrap());
+        assert_eq!(found, expected);
+    }
+}
+
 #[test]
 fn an_answer_that_is_stopped_ends_at_the_same_token() {
     let prompt = demo_prompt();

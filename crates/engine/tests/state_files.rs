@@ -125,6 +125,7 @@ fn refused(path: &Path, folder: &Path) -> Vec<(String, PathBuf, Options)> {
     case("damaged", [&bytes[..], &[0; 8]].concat());
     case("no such file", b"something else that is long enough to be read".to_vec());
     case("no such file", Vec::new());
+    case("version 1, this program reads 2", [&bytes[..8], &[1, 0, 0, 0], &bytes[12..]].concat());
     case("version 9", [&bytes[..8], &[9, 0, 0, 0], &bytes[12..]].concat());
     case("cut off", [&bytes[..12], &[0xff; 4], &bytes[16..]].concat());
     let mut other = |words: &str, options: Options| cases.push((words.to_owned(), path.to_owned(), options));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use basert_engine::{KvTypes, Residence};
 use clap::Args;
 
-use super::numbers::{Numbers, counts, numbers};
+use super::numbers::{Numbers, counts, numbers, rows};
 use crate::options::{KvOptions, any_kv, positive, residence};
 
 /// Examples and remarks at the end of the help.
@@ -14,9 +14,14 @@ Examples:
   basert bench qwen3.base
   basert bench qwen3.base -p 128,512,2048 -n 128 -d 0,4096-16384*2
   basert bench qwen3.base -p 0 -n 128 -b 1-8*2 -t 1-2 --roofline
+  basert bench qwen3.5.base -p 0 -n 128 --verify 1-4
   basert bench qwen3-q4.base qwen3-q8.base --with-kv f16 --with-kv f32 --format markdown
   basert bench qwen3.base --json > before.json
   basert bench --compare before.json after.json
+
+--verify runs the tokens of an answer so many at a time, as guesses that were right are verified, and shows what a step costs \
+against one of a single token. A model with a prediction head (mtp) guesses before every step, on a row of its own. The \
+head is then loaded for the other tests as well.
 
 Numbers are lists of numbers and ranges: 1-4 is 1,2,3,4, 512-2048+512 adds 512, 1-16*2 doubles. Every prompt (-p) and every \
 answer (-n, with every -b) is measured at every depth, with every model, KV type, page size and number of threads. \
@@ -55,6 +60,11 @@ pub struct BenchArgs {
     /// Sequences that decode at once
     #[arg(short, long, value_name = "N,…", default_value = "1", value_parser = counts, conflicts_with = "compare", help_heading = LOAD)]
     pub batch: Numbers,
+
+    /// Tokens of one sequence that a step verifies, as guesses are, up to 17; one token, which the others are compared with, is
+    /// always measured
+    #[arg(long, value_name = "N,…", value_parser = rows, conflicts_with = "compare", help_heading = LOAD)]
+    pub verify: Option<Numbers>,
 
     /// Repetitions that count
     #[arg(short, long, value_name = "N", default_value = "5", value_parser = positive, conflicts_with = "compare", help_heading = LOAD)]

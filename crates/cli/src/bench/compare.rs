@@ -108,11 +108,13 @@ struct Compared {
     k_type: String,
     v_type: String,
     page_tokens: usize,
-    /// `load`, `prefill` or `decode`.
+    /// `load`, `prefill`, `decode`, `verify` or `draft`.
     test: String,
     tokens: usize,
     depth: usize,
     sequences: usize,
+    /// Of verification and drafting.
+    rows: Option<usize>,
     /// `tokens_per_s`, `first_token_s` or `load_s`.
     metric: &'static str,
     before: Spread,
@@ -130,6 +132,7 @@ struct Entry<'a> {
     tokens: usize,
     depth: usize,
     sequences: usize,
+    rows: Option<usize>,
     metric: &'static str,
     spread: &'a Spread,
 }
@@ -145,6 +148,7 @@ impl Entry<'_> {
             && settings(self) == settings(other)
             && (self.test, self.metric) == (other.test, other.metric)
             && (self.tokens, self.depth, self.sequences) == (other.tokens, other.depth, other.sequences)
+            && self.rows == other.rows
     }
 
     fn better(&self) -> Better {
@@ -171,6 +175,7 @@ fn entries(report: &Report) -> Outcome<Vec<Entry<'_>>> {
             tokens: 0,
             depth: 0,
             sequences: 0,
+            rows: None,
             metric,
             spread,
         });
@@ -189,6 +194,7 @@ fn entries(report: &Report) -> Outcome<Vec<Entry<'_>>> {
                 tokens,
                 depth,
                 sequences,
+                rows: row.rows,
                 metric,
                 spread,
             });
@@ -228,11 +234,11 @@ impl Comparison {
 
     fn table(&self) -> Table {
         let headings = [
-            "model", "KV", "test", "threads", "tokens", "depth", "batch", "page", "measure", "before",
-            "after", "speed", "verdict",
+            "model", "KV", "test", "threads", "tokens", "depth", "batch", "rows", "page", "measure",
+            "before", "after", "speed", "verdict",
         ];
         let line = |row: &Compared| {
-            let cells: [String; 13] = [
+            let cells: [String; 14] = [
                 row.model.clone(),
                 kv_name(&row.k_type, &row.v_type),
                 row.test.clone(),
@@ -240,6 +246,7 @@ impl Comparison {
                 row.tokens.to_string(),
                 row.depth.to_string(),
                 row.sequences.to_string(),
+                row.rows.map_or("-".to_owned(), |rows| rows.to_string()),
                 row.page_tokens.to_string(),
                 row.metric.to_owned(),
                 number(&row.before),
@@ -293,6 +300,7 @@ fn compared(old: &Entry<'_>, new: &Entry<'_>, tolerance: f64) -> Outcome<Compare
         tokens: new.tokens,
         depth: new.depth,
         sequences: new.sequences,
+        rows: new.rows,
         metric: new.metric,
         before: old.spread.clone(),
         after: new.spread.clone(),

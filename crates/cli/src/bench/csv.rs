@@ -6,7 +6,7 @@ use crate::table::Table;
 /// A column's heading, and what it says.
 type Column = (&'static str, fn(&Report, &Model, &Loaded, &Row) -> String);
 
-const COLUMNS: [Column; 26] = [
+const COLUMNS: [Column; 29] = [
     ("model", |_, model, _, _| model.name.clone()),
     ("file_bytes", |_, model, _, _| model.file_bytes.to_string()),
     ("identity", |_, model, _, _| model.identity.clone()),
@@ -25,10 +25,13 @@ const COLUMNS: [Column; 26] = [
     ("tokens", |_, _, _, row| row.tokens.to_string()),
     ("depth", |_, _, _, row| row.depth.to_string()),
     ("sequences", |_, _, _, row| row.sequences.to_string()),
+    ("rows", |_, _, _, row| row.rows.map_or_else(String::new, |rows| rows.to_string())),
     ("repetitions", |_, _, _, row| row.tokens_per_s.samples.len().to_string()),
     ("tokens_per_s", |_, _, _, row| row.tokens_per_s.median.to_string()),
     ("tokens_per_s_mad", |_, _, _, row| row.tokens_per_s.mad.to_string()),
     ("first_token_s", |_, _, _, row| optional(row.first_token_s.as_ref().map(|time| time.median))),
+    ("step_s", |_, _, _, row| optional(row.step_s.as_ref().map(|time| time.median))),
+    ("step_cost", |_, _, _, row| optional(row.step_cost)),
     ("load_s", |_, _, setting, _| setting.load_s.median.to_string()),
     ("bytes_per_token", |_, _, _, row| optional(row.bytes_per_token)),
     ("share_of_limit", |_, _, _, row| optional(row.share_of_limit)),

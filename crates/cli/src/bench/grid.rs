@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use basert_engine::{KvTypes, Options, Residence};
+use basert_engine::{KvTypes, Options, Residence, Speculation};
 use basert_format::BaseFile;
 use basert_kernels::default_threads;
 use basert_measure::bench::{Case, Test};
@@ -27,22 +27,30 @@ pub struct Setting {
     pub options: Options,
 }
 
-/// All tests at all depths: prompts, then answers in batches of growing size.
+/// All tests at all depths: prompts, answers in batches of growing size, then answers that are verified.
 ///
 /// # Errors
 /// When there are none.
 pub fn cases(args: &BenchArgs) -> Outcome<Vec<Case>> {
     let prompts = args.prompt.0.iter().filter(|&&tokens| tokens > 0);
     let prefill = prompts.map(|&tokens| Test::Prefill { tokens });
-    let answers = args.decode.0.iter().filter(|&&tokens| tokens > 0);
-    let decode = answers
-        .flat_map(|&tokens| args.batch.0.iter().map(move |&sequences| Test::Decode { tokens, sequences }));
-    let tests: Vec<Test> = prefill.chain(decode).collect();
+    let decode = answers(args)
+        .flat_map(|tokens| args.batch.0.iter().map(move |&sequences| Test::Decode { tokens, sequences }));
+    let rows = args.verify.iter().flat_map(|Numbers(rows)| rows);
+    let verify = rows.flat_map(|&rows| answers(args).map(move |tokens| Test::Verify { tokens, rows }));
+    let tests: Vec<Test> = prefill.chain(decode).chain(verify).collect();
     if tests.is_empty() {
         return Err(Failure::new("there is nothing to measure: -p and -n are both 0"));
     }
+    if args.verify.is_some() && answers(args).next().is_none() {
+        return Err(Failure::new("--verify runs the tokens of an answer, and -n is 0"));
+    }
     let at = |&depth: &usize| tests.iter().map(move |&test| Case { test, depth });
     Ok(args.depth.0.iter().flat_map(at).collect())
+}
+
+fn answers(args: &BenchArgs) -> impl Iterator<Item = usize> {
+    args.decode.0.iter().copied().filter(|&tokens| tokens > 0)
 }
 
 /// Every model with every KV type, page size and thread count, those of one model next to each other.
@@ -82,9 +90,15 @@ fn room(cases: &[Case], weights: Residence) -> Outcome<Options> {
         sequences,
         step_tokens: defaults.step_tokens.max(sequences),
         logit_rows: sequences,
+        speculation: speculation(cases),
         weights,
         ..defaults
     })
+}
+
+/// Room for the guesses of all cases, and the prediction head to make them.
+fn speculation(cases: &[Case]) -> Speculation {
+    Speculation::always(cases.iter().map(Case::guesses).max().unwrap_or(0))
 }
 
 fn threads(args: &BenchArgs) -> Outcome<Vec<usize>> {
@@ -119,7 +133,12 @@ mod tests {
     fn the_grid_is_the_product_and_zero_leaves_a_test_out() {
         let prefill = |tokens| Test::Prefill { tokens };
         let decode = |tokens, sequences| Test::Decode { tokens, sequences };
-        let cases: [Asked<'_>; 4] = [
+        let verify = |tokens, rows| Test::Verify { tokens, rows };
+        let cases: [Asked<'_>; 5] = [
+            (
+                &["-p", "0", "-n", "4", "--verify", "2,3"],
+                vec![(decode(4, 1), 0), (verify(4, 1), 0), (verify(4, 2), 0), (verify(4, 3), 0)],
+            ),
             (&[], vec![(prefill(512), 0), (decode(128, 1), 0)]),
             (
                 &["-p", "0", "-n", "4", "-b", "1-4*2"],
@@ -137,6 +156,7 @@ mod tests {
             assert_eq!(found, expected, "{words:?}");
         }
         assert!(super::cases(&args(&["-p", "0", "-n", "0"])).is_err());
+        assert!(super::cases(&args(&["-n", "0", "--verify", "2"])).is_err());
     }
 
     #[test]
@@ -144,6 +164,9 @@ mod tests {
         let cases = super::cases(&args(&["-p", "8", "-n", "4", "-d", "0,16", "-b", "1,600"])).unwrap();
         let room = room(&cases, Residence::Mapped).unwrap();
         assert_eq!((room.context, room.sequences, room.logit_rows), (Some(24), 600, 600));
-        assert!(room.step_tokens >= 600);
+        assert!(room.step_tokens >= 600 && room.speculation == Speculation::OFF);
+        let cases = super::cases(&args(&["-p", "0", "-n", "4", "-d", "16", "--verify", "3"])).unwrap();
+        let room = super::room(&cases, Residence::Mapped).unwrap();
+        assert_eq!((room.context, room.speculation), (Some(16 + 6), Speculation::always(2)));
     }
 }

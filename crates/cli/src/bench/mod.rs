@@ -86,6 +86,7 @@ fn in_words(case: &Case) -> String {
     match case.test {
         Test::Prefill { tokens } => format!("prefill {tokens} at {}", case.depth),
         Test::Decode { tokens, sequences } => format!("decode {tokens} x {sequences} at {}", case.depth),
+        Test::Verify { tokens, rows } => format!("verify {tokens} by {rows} at {}", case.depth),
     }
 }
 

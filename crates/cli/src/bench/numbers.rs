@@ -2,6 +2,8 @@
 
 /// Most numbers in one list.
 const MOST: usize = 1000;
+/// Most tokens that a step verifies: 16 guesses, and the token before them.
+const MOST_ROWS: usize = 17;
 
 /// Numbers in the order in which they were named, each once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +30,15 @@ pub fn numbers(s: &str) -> Result<Numbers, String> {
 pub fn counts(s: &str) -> Result<Numbers, String> {
     let numbers = numbers(s)?;
     if numbers.0.contains(&0) { Err("must be numbers of at least 1".to_owned()) } else { Ok(numbers) }
+}
+
+/// Tokens that one step verifies: 1, then the others that are named.
+pub fn rows(s: &str) -> Result<Numbers, String> {
+    let Numbers(named) = counts(s)?;
+    if named.iter().any(|&rows| rows > MOST_ROWS) {
+        return Err(format!("must be numbers of at most {MOST_ROWS}"));
+    }
+    Ok(Numbers([1].into_iter().chain(named.into_iter().filter(|&rows| rows > 1)).collect()))
 }
 
 /// One element of a list.
@@ -112,5 +123,13 @@ mod tests {
             assert!(problem.contains(words), "{text}: {problem}");
         }
         assert!(counts("0-3").unwrap_err().contains("at least 1"));
+        assert!(rows("2,18").unwrap_err().contains("at most 17"));
+    }
+
+    #[test]
+    fn one_row_is_measured_whatever_else_is() {
+        for (text, expected) in [("1-4", &[1, 2, 3, 4][..]), ("4,2", &[1, 4, 2]), ("3,1", &[1, 3])] {
+            assert_eq!(rows(text), Ok(Numbers(expected.to_vec())), "{text}");
+        }
     }
 }

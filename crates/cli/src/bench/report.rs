@@ -6,7 +6,8 @@ use basert_format::BaseFile;
 use basert_kernels::ARITHMETIC;
 use basert_measure::Footprint;
 use basert_measure::bench::{
-    Limits, Machine, Measured, Protocol, Results, Roof, Spread, Subject, Test, Work, identity, peak_memory,
+    Case, Limits, Machine, Measured, Protocol, Results, Roof, Spread, Subject, Test, Work, identity,
+    peak_memory,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -91,14 +92,20 @@ pub struct MeasuredLimits {
 pub struct Row {
     /// Position in [`Report::settings`].
     pub setting: usize,
-    /// `prefill` or `decode`.
+    /// `prefill`, `decode`, `verify`, or `draft`: the prediction head's guesses for the row before.
     pub test: String,
     /// Of the prompt, or of each sequence's answer.
     pub tokens: usize,
     pub depth: usize,
     pub sequences: usize,
-    /// Of all sequences together.
+    /// Of a verification: tokens in a step. Of drafting: guesses for one.
+    pub rows: Option<usize>,
+    /// Of all sequences together; of drafting guesses, right or wrong.
     pub tokens_per_s: Spread,
+    /// Of verification and drafting: the time for one step.
+    pub step_s: Option<Spread>,
+    /// The same as a multiple of the time in which a step verifies one token: the median of the repetitions' ratios.
+    pub step_cost: Option<f64>,
     /// Of a prompt.
     pub first_token_s: Option<Spread>,
     /// Of decoding: bytes that it has to move, where they are known.
@@ -160,14 +167,7 @@ impl Report {
                     loaded(setting, &subject.engine, seconds, limits)
                 })
                 .collect::<Outcome<_>>()?,
-            rows: results
-                .measured
-                .into_iter()
-                .filter_map(|one| {
-                    let (work, limits) = (works[one.subject].as_ref(), limits[one.subject].as_ref());
-                    row(one, work, limits)
-                })
-                .collect(),
+            rows: rows(&results.measured, &works, &limits),
         })
     }
 }
@@ -230,29 +230,72 @@ fn loaded(setting: &Setting, engine: &Engine, seconds: Vec<f64>, limits: &Option
     })
 }
 
+/// The rows of all cases, those of which no repetition was finished left out.
+fn rows(measured: &[Measured], works: &[Option<Work>], limits: &[Option<Limits>]) -> Vec<Row> {
+    let of = |one: &Measured| {
+        let (work, limits) = (works[one.subject].as_ref(), limits[one.subject].as_ref());
+        let row = row(one, work, limits);
+        let Test::Verify { tokens, rows } = one.case.test else { return [row, None] };
+        let single = Case { test: Test::Verify { tokens, rows: 1 }, ..one.case };
+        let single = measured.iter().find(|other| other.subject == one.subject && other.case == single);
+        let single = single.and_then(|single| step(single, &single.seconds));
+        let verified = row.map(|row| stepped(row, one, &one.seconds, rows, single.as_ref()));
+        [verified, draft(one, single.as_ref())]
+    };
+    measured.iter().flat_map(of).flatten().collect()
+}
+
 /// A row; `None` where no repetition was finished.
-fn row(measured: Measured, work: Option<&Work>, limits: Option<&Limits>) -> Option<Row> {
-    let Measured { case, subject, seconds, first_token } = measured;
+fn row(measured: &Measured, work: Option<&Work>, limits: Option<&Limits>) -> Option<Row> {
+    let Measured { case, subject, seconds, first_token, .. } = measured;
     let total = case.timed_tokens() as f64;
     let tokens_per_s = Spread::of(seconds.iter().map(|seconds| total / seconds).collect())?;
-    let (test, tokens) = match case.test {
-        Test::Prefill { tokens } => ("prefill", tokens),
-        Test::Decode { tokens, .. } => ("decode", tokens),
-    };
-    let is_prefill = test == "prefill";
-    let products = work.filter(|_| is_prefill).map(|work| work.multiply_adds(&case));
-    let bytes = work.filter(|_| !is_prefill);
+    let (test, tokens) = (case.test, case.test.tokens());
+    let products = work.filter(|_| matches!(test, Test::Prefill { .. }));
+    let products = products.map(|work| work.multiply_adds(case));
+    let bytes = work.filter(|_| matches!(test, Test::Decode { .. }));
+    let share = |(limits, work): (&Limits, &Work)| limits.share(case, work, tokens_per_s.median);
     Some(Row {
-        setting: subject,
-        test: test.to_owned(),
+        setting: *subject,
+        test: test.name().to_owned(),
         tokens,
         depth: case.depth,
         sequences: case.sequences(),
-        first_token_s: Spread::of(first_token),
+        rows: None,
+        first_token_s: Spread::of(first_token.clone()),
+        step_s: None,
+        step_cost: None,
         bytes_per_token: bytes.map(|work| work.bytes_per_token(case.depth, tokens, case.sequences())),
         byte_multiply_adds: products.map(|products| products.bytes),
         float_multiply_adds: products.map(|products| products.floats),
-        share_of_limit: limits.zip(work).map(|(limits, work)| limits.share(&case, work, tokens_per_s.median)),
+        share_of_limit: limits.zip(work).and_then(share),
         tokens_per_s,
     })
+}
+
+/// The time of one step, of the times of all.
+fn step(measured: &Measured, seconds: &[f64]) -> Option<Spread> {
+    let steps = measured.case.steps() as f64;
+    Spread::of(seconds.iter().map(|seconds| seconds / steps).collect())
+}
+
+/// `row` with what a step of `rows` tokens takes, alone and against one of a `single` token.
+fn stepped(row: Row, measured: &Measured, seconds: &[f64], rows: usize, single: Option<&Spread>) -> Row {
+    let step_s = step(measured, seconds);
+    // Repetition by repetition, because those of one round were measured next to each other.
+    let ratios = |(step, single): (&Spread, &Spread)| {
+        let pairs = step.samples.iter().zip(&single.samples);
+        Some(Spread::of(pairs.map(|(step, single)| step / single).collect())?.median)
+    };
+    let step_cost = step_s.as_ref().zip(single).and_then(ratios);
+    Row { rows: Some(rows), step_s, step_cost, ..row }
+}
+
+/// What the prediction head took for the guesses of a verification, if it made any.
+fn draft(verified: &Measured, single: Option<&Spread>) -> Option<Row> {
+    let guesses = verified.case.guesses();
+    let made = (guesses * verified.case.steps()) as f64;
+    let tokens_per_s = Spread::of(verified.drafting.iter().map(|seconds| made / seconds).collect())?;
+    let row = Row { test: "draft".to_owned(), tokens_per_s, ..row(verified, None, None)? };
+    Some(stepped(row, verified, &verified.drafting, guesses, single))
 }

@@ -138,8 +138,10 @@ fn memory(report: &Report) -> String {
 fn table(report: &Report) -> Table {
     let paged = report.settings.iter().any(|setting| setting.page_tokens > 0);
     let limited = report.rows.iter().any(|row| row.share_of_limit.is_some());
+    let verified = report.rows.iter().any(|row| row.rows.is_some());
     let mut headings =
         vec!["model", "KV", "test", "threads", "tokens", "depth", "batch", "tokens/s", "first token"];
+    headings.extend(verified.then_some(["rows", "step", "of one row"]).into_iter().flatten());
     headings.extend(paged.then_some("page"));
     headings.extend(limited.then_some("of limit"));
     let line = |row: &Row| {
@@ -155,12 +157,24 @@ fn table(report: &Report) -> Table {
             format!("{:.2} ± {:.2}", row.tokens_per_s.median, row.tokens_per_s.mad),
             row.first_token_s.as_ref().map_or("-".to_owned(), |time| format!("{:.1} ms", 1e3 * time.median)),
         ];
+        cells.extend(verified.then(|| step(row)).into_iter().flatten());
         cells.extend(paged.then(|| setting.page_tokens.to_string()));
         cells.extend(limited.then(|| share(row)));
         Some(cells)
     };
     let headings = headings.into_iter().map(str::to_owned).collect();
     Table::of_lines([headings].into_iter().chain(report.rows.iter().filter_map(line)).collect(), 3)
+}
+
+/// Tokens that a step verifies, or guesses that are made for it; its time; and its cost against one of a single token.
+fn step(row: &Row) -> [String; 3] {
+    let none = || "-".to_owned();
+    let time = |step: &Spread| format!("{:.2} ± {:.2} ms", 1e3 * step.median, 1e3 * step.mad);
+    [
+        row.rows.map_or_else(none, |rows| rows.to_string()),
+        row.step_s.as_ref().map_or_else(none, time),
+        row.step_cost.map_or_else(none, |cost| format!("{cost:.2}x")),
+    ]
 }
 
 fn share(row: &Row) -> String {

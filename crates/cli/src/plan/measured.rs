@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use basert_engine::{Engine, KvTypes, Options};
+use basert_engine::{Engine, Options};
 use basert_measure::bench::{FullCache, Machine};
 use basert_model::record::Measured;
 
@@ -14,14 +14,15 @@ use crate::{bundle, options, output, selected};
 ///
 /// # Errors
 /// A model without weights, and a cache that does not fit.
-pub fn run(name: &Path, kv: KvTypes, context: u64) -> Outcome<Measured> {
+pub fn run(name: &Path, asked: &Options, context: u64) -> Outcome<Measured> {
     let path = locate(name).ok().filter(|path| path.is_file());
     let file = path.as_deref().map(bundle::open).transpose()?.ok_or_else(|| {
         let failure = Failure::new("--measure needs the weights of a .base file");
         failure.hint("basert convert --synthetic GEOMETRY makes one, with random weights")
     })?;
     let context = usize::try_from(context).unwrap_or(usize::MAX);
-    let options = Options { isa: options::isa()?, kv, context: Some(context), ..Options::default() };
+    let Options { threads, kv, .. } = *asked;
+    let options = Options { isa: options::isa()?, threads, kv, context: Some(context), ..Options::default() };
     let mut engine = Engine::load(file, &options).map_err(|e| {
         Failure::from_error(&e).hint("measure a shorter context with --max-context, or a narrower cache")
     })?;

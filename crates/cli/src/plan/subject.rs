@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use basert_convert::{Target, stored_tensors};
-use basert_engine::{Options, WeightBytes};
+use basert_engine::{Options, WeightBytes, model_spec};
 use basert_model::catalog::{Catalog, Geometry};
 use basert_model::footprint::Footprint;
 use basert_model::record::Subject;
@@ -37,7 +37,7 @@ pub struct Runnable {
 
 impl Model {
     /// The model that `name` means: a file, a folder, a bundle's name or a geometry's id, in this order.
-    pub fn find(name: &Path, target: Option<Target>) -> Outcome<Model> {
+    pub fn find(name: &Path, target: Option<Target>, options: &Options) -> Outcome<Model> {
         if name.is_dir() {
             return Model::of_config(name, &name.join("config.json"), target);
         }
@@ -46,20 +46,19 @@ impl Model {
             return Model::of_config(folder.unwrap_or(Path::new(".")), name, target);
         }
         match locate(name) {
-            Ok(path) if path.exists() => Model::of_bundle(&path, target),
+            Ok(path) if path.exists() => Model::of_bundle(&path, target, options),
             _ => Model::of_geometry(name, target),
         }
     }
 
-    fn of_bundle(path: &Path, target: Option<Target>) -> Outcome<Model> {
+    fn of_bundle(path: &Path, target: Option<Target>, options: &Options) -> Outcome<Model> {
         if target.is_some() {
             let hint = "leave out --target, or plan for the checkpoint it was made of";
             return Err(Failure::new(format!("{} has its weights already", path.display())).hint(hint));
         }
         let file = bundle::open(path)?;
-        let mut spec = bundle::model(file.header()).map_err(|e| Failure::from_error(&e))?;
-        spec.tied_head = file.tensor_index("lm_head.weight").is_none();
-        let weights = WeightBytes::of(&file, &Options::default());
+        let spec = model_spec(&file).map_err(|e| Failure::from_error(&e))?;
+        let weights = WeightBytes::of(&file, options);
         let source = format!("header of {}", path.display());
         let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
         let runnable = Runnable { spec, weights, stored: "as in the file".to_owned() };
@@ -116,7 +115,7 @@ impl Model {
             runnable: None,
             max_context: geometry.max_context(),
             kind: kind(geometry),
-            notes: vec![format!("weights, workspace and guesses are not computed: {why}")],
+            notes: vec![format!("weights, workspace, kept prefixes and guesses are not computed: {why}")],
         })
     }
 

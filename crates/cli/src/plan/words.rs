@@ -12,7 +12,7 @@ use crate::{output, selected};
 /// Prints a plan.
 pub fn show(model: &Model, answer: &Answer, budget: Option<u64>, args: &PlanArgs) -> Outcome {
     if args.json {
-        output::print_json(&to_json(model, answer, budget, args))
+        output::print_json(&to_json(model, answer, budget))
     } else {
         lines(model, answer, budget, args)
     }
@@ -24,11 +24,12 @@ fn fits(answer: &Answer, budget: Option<u64>) -> Option<bool> {
 }
 
 fn lines(model: &Model, answer: &Answer, budget: Option<u64>, args: &PlanArgs) -> Outcome {
-    let Answer { context, kv, plan, found } = answer;
+    let Answer { options, context, plan, found, shrunk } = answer;
+    let kv = options.kv;
     let mut text = String::new();
     let mut line = |label: &str, words: &str| text.push_str(&format!("{label:<18} {words}\n"));
     line("model", &format!("{}: {}", model.subject.id, model.kind));
-    let sequences = count(args.parallel as u64, "sequence");
+    let sequences = count(options.sequences as u64, "sequence");
     line("context", &format!("{context} tokens, {sequences}, K {}, V {}", kv.k, kv.v));
     if let Some(found) = found {
         line("", found);
@@ -57,21 +58,22 @@ fn lines(model: &Model, answer: &Answer, budget: Option<u64>, args: &PlanArgs) -
         line("memory", &format!("{verdict}: {} {place}", bytes(budget)));
     }
     line("geometry", &model.subject.verification);
-    for note in &model.notes {
+    for note in model.notes.iter().chain(shrunk) {
         line("note", note);
     }
     output::print(&text)
 }
 
-fn to_json(model: &Model, answer: &Answer, budget: Option<u64>, args: &PlanArgs) -> Value {
-    let Answer { context, kv, plan, found } = answer;
+fn to_json(model: &Model, answer: &Answer, budget: Option<u64>) -> Value {
+    let Answer { options, context, plan, found, shrunk } = answer;
+    let kv = options.kv;
     let (k, v) = (format(kv.k), format(kv.v));
     json!({
         "model": model.subject.id,
         "name": model.subject.name,
         "layers": model.kind,
         "context": context,
-        "parallel": args.parallel,
+        "parallel": options.sequences,
         "k_type": kv.k.to_string(),
         "v_type": kv.v.to_string(),
         "found": found,
@@ -86,6 +88,6 @@ fn to_json(model: &Model, answer: &Answer, budget: Option<u64>, args: &PlanArgs)
         "budget_bytes": budget,
         "fits": fits(answer, budget),
         "geometry": {"verification": model.subject.verification, "sources": model.subject.sources},
-        "notes": model.notes,
+        "notes": model.notes.iter().chain(shrunk).collect::<Vec<_>>(),
     })
 }

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use basert_engine::{Cost, Operation};
 use basert_measure::bench::Profile;
 
-use super::report::{label, name, steps};
+use super::report::{label, name};
 use crate::svg::escaped;
 
 const WIDTH: f64 = 1200.0;
@@ -33,7 +33,7 @@ pub fn svg(profiles: &[Profile]) -> String {
 }
 
 fn case(out: &mut String, profile: &Profile, top: f64) {
-    let rounds = (profile.traced.samples.len() * steps(&profile.case)) as f64;
+    let rounds = (profile.traced.samples.len() * profile.case.steps()) as f64;
     let whole = profile.traced_seconds();
     let title = format!("{}: {:.3} ms", name(&profile.case), 1e3 * whole / rounds);
     // Writing to a string cannot fail.

@@ -25,7 +25,7 @@ pub fn text(engine: &Engine, profiles: &[Profile], layers: bool) -> String {
 
 /// What was run, and what it took.
 fn heading(profile: &Profile) -> String {
-    let milliseconds = 1e3 * profile.plain.median / steps(&profile.case) as f64;
+    let milliseconds = 1e3 * profile.plain.median / profile.case.steps() as f64;
     let what = name(&profile.case);
     let per = per(&profile.case);
     let rate = profile.case.timed_tokens() as f64 / profile.plain.median;
@@ -44,21 +44,14 @@ pub fn name(case: &Case) -> String {
         Test::Decode { tokens, sequences } => {
             format!("decode of {tokens} tokens in {sequences} sequences{depth}")
         }
-    }
-}
-
-/// What times are divided by: prompts, or steps of a decode.
-pub fn steps(case: &Case) -> usize {
-    match case.test {
-        Test::Prefill { .. } => 1,
-        Test::Decode { tokens, .. } => tokens,
+        Test::Verify { tokens, rows } => format!("verification of {tokens} tokens, {rows} at a time{depth}"),
     }
 }
 
 fn per(case: &Case) -> &'static str {
     match case.test {
         Test::Prefill { .. } => "prompt",
-        Test::Decode { .. } => "step",
+        Test::Decode { .. } | Test::Verify { .. } => "step",
     }
 }
 
@@ -88,7 +81,7 @@ fn table(profile: &Profile, layers: bool) -> Table {
     let mut sums: Vec<_> = sums.into_iter().collect();
     sums.sort_by_key(|((layer, _), sum)| (*layer, std::cmp::Reverse(sum.time)));
 
-    let rounds = (profile.traced.samples.len() * steps(&profile.case)) as f64;
+    let rounds = (profile.traced.samples.len() * profile.case.steps()) as f64;
     let whole = profile.traced_seconds();
     let mut lines = vec![headings(per(&profile.case), layers)];
     let mut timed = Duration::ZERO;
@@ -142,10 +135,7 @@ pub fn json(engine: &Engine, profiles: &[Profile]) -> Value {
 }
 
 fn one(profile: &Profile) -> Value {
-    let (test, tokens, sequences) = match profile.case.test {
-        Test::Prefill { tokens } => ("prefill", tokens, 1),
-        Test::Decode { tokens, sequences } => ("decode", tokens, sequences),
-    };
+    let Case { test, .. } = profile.case;
     let operation = |cost: &Cost| {
         json!({
             "layer": cost.layer,
@@ -158,9 +148,9 @@ fn one(profile: &Profile) -> Value {
         })
     };
     json!({
-        "test": test,
-        "tokens": tokens,
-        "sequences": sequences,
+        "test": test.name(),
+        "tokens": test.tokens(),
+        "sequences": profile.case.sequences(),
         "depth": profile.case.depth,
         "plain_s": profile.plain,
         "traced_s": profile.traced,

@@ -16,15 +16,11 @@ use basert_text::ChatTemplate;
 
 use crate::bundle::{self, Bundle};
 use crate::failure::{Failure, Outcome};
+use crate::reserved::Purpose;
 use crate::{kept, output, place, selected};
 
 pub use args::{SERVE_HELP, ServeArgs};
 use saving::Kept;
-
-/// Answers that are made at a time unless an option says otherwise.
-const SLOTS: usize = 4;
-/// Tokens of a prompt whose log-probabilities are made in one step.
-const SCORED_ROWS: usize = 32;
 
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> Outcome {
@@ -117,8 +113,7 @@ fn keys(file: &Path) -> Outcome<Vec<ApiKey>> {
 fn engine_options(args: &ServeArgs) -> Outcome<Options> {
     let mut options = args.run.resolve_to_fit(&args.fit)?;
     options.context = args.max_context.or(options.context);
-    options.sequences = args.max_batch_size.or(args.continuous_batching).unwrap_or(SLOTS);
-    options.logit_rows = options.sequences + SCORED_ROWS;
+    Purpose::Serve.answers(args.max_batch_size.or(args.continuous_batching), &mut options);
     options.speculation = args.speculative.resolve()?;
     Ok(options)
 }
@@ -176,8 +171,8 @@ fn worker(
     let mut shown = false;
     let load = move || {
         let file = open(&path)?;
-        let usual = || bundle::usual_prefix_cache(&file, &options);
-        let options = Options { prefix_cache: prefix_cache.unwrap_or_else(usual), ..options.clone() };
+        let prefix_cache = Purpose::Serve.prefix_cache_for(prefix_cache, &file, &options);
+        let options = Options { prefix_cache, ..options.clone() };
         let mut engine = Engine::load(file, &options).map_err(|e| in_a_line(Failure::from_load(&e)))?;
         if let Some(file) = &prefix_file {
             kept::load(&mut engine, file).map_err(in_a_line)?;

@@ -43,7 +43,7 @@ fn selected(command: &str, model: &Path, ids: &str, kv: &str, paged: bool) -> Va
 }
 
 /// What a server says, in three places that must agree.
-fn served(model: &Path, args: &[&str]) -> Value {
+pub fn served(model: &Path, args: &[&str]) -> Value {
     let (mut child, _said, address) = start(model, args);
     let [mut props, slots]: [Value; 2] =
         ["/props", "/slots"].map(|path| serde_json::from_str(&get(&address, path)).unwrap());

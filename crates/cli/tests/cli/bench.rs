@@ -148,6 +148,61 @@ fn with_a_roofline_every_row_is_a_share_of_its_limit() {
     }
 }
 
+/// `test`, rows of a step, tokens, and whether the time of a step and its cost are known.
+fn steps(report: &Value) -> Vec<(&str, Option<u64>, u64, bool)> {
+    let known = |row: &Value| row["step_s"].is_object() && row["step_cost"].as_f64().is_some_and(|x| x > 0.0);
+    let row = |row: &'_ Value| (row["rows"].as_u64(), row["tokens"].as_u64().unwrap(), known(row));
+    let rows = report["rows"].as_array().unwrap().iter();
+    rows.map(|one| (one["test"].as_str().unwrap(), row(one)))
+        .map(|(test, (n, t, k))| (test, n, t, k))
+        .collect()
+}
+
+/// The converted fixture has a prediction head; `qwen3` has none, and its guesses cost nothing that could be shown.
+#[test]
+fn verifying_guesses_is_measured_against_one_row_with_the_draft_on_a_row_of_its_own() {
+    let args = ["-p", "0", "-n", "5", "-r", "3", "-w", "0", "-t", "1", "--verify", "2,3"];
+    let bench = |model: &Path, more: &[&str]| {
+        Said::from(basert().arg("bench").arg(model).args(args).args(more).output().unwrap())
+    };
+    let report = bench(hybrid(), &["--json"]).ok().json();
+    let expected = [
+        ("decode", None, 5, false),
+        ("verify", Some(1), 5, true),
+        ("verify", Some(2), 5, true),
+        ("draft", Some(1), 5, true),
+        ("verify", Some(3), 5, true),
+        ("draft", Some(2), 5, true),
+    ];
+    assert_eq!(steps(&report), expected);
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows[1]["step_cost"], 1.0, "against itself");
+    let median = |row: usize, key: &str| rows[row][key]["median"].as_f64().unwrap();
+    // A step of three is three tokens, and 5 of them take two steps.
+    assert!((median(4, "tokens_per_s") * median(4, "step_s") - 3.0).abs() < 1e-9, "{report}");
+    assert!((median(5, "tokens_per_s") * median(5, "step_s") - 2.0).abs() < 1e-9, "{report}");
+    assert!(rows.iter().all(|row| row["tokens_per_s"]["samples"].as_array().unwrap().len() == 3));
+    let selected = &report["settings"][0]["selected"];
+    assert_eq!((&selected["speculation"]["most"], &selected["context"]), (&2.into(), &6.into()));
+
+    let plain = bench(llama(), &["--json"]).ok().json();
+    assert_eq!(steps(&plain), [expected[0], expected[1], expected[2], expected[4]]);
+    let text = bench(hybrid(), &[]).ok().out;
+    assert!(text.contains("of one row") && text.contains("1.00x"), "{text}");
+    for (format, count) in [("markdown", 8), ("csv", 7)] {
+        let out = bench(hybrid(), &["--format", format]).ok().out;
+        let mark = if format == "csv" { ',' } else { '|' };
+        let cells: Vec<usize> = out
+            .lines()
+            .filter(|l| l.contains(mark) && !l.starts_with("- "))
+            .map(|l| l.matches(mark).count())
+            .collect();
+        assert!(cells.len() == count && cells.iter().all(|&n| n == cells[0]), "{out}");
+    }
+    run!("bench", hybrid(), "-n", "0", "--verify", "2")
+        .fails_with(&["--verify runs the tokens of an answer"]);
+}
+
 #[test]
 fn tables_have_a_line_for_each_row_in_every_form() {
     let table = bench(llama(), &[]).ok().out;

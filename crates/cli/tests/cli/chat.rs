@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::common::{Said, basert, checkpoint, fixture, ids, interrupt, llama, send};
 
 /// A hybrid with a template of one line; it speaks gibberish.
-fn toy() -> &'static Path {
+pub fn toy() -> &'static Path {
     static MODEL: OnceLock<PathBuf> = OnceLock::new();
     MODEL.get_or_init(|| {
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("chat-toy.base");
@@ -45,7 +45,7 @@ fn start(model: &Path, options: &[&str]) -> Child {
 }
 
 /// A whole conversation in a pipe.
-fn chat(model: &Path, options: &[&str], input: &str) -> Said {
+pub fn chat(model: &Path, options: &[&str], input: &str) -> Said {
     let mut child = start(model, options);
     // What is refused early leaves its input unread.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());

@@ -4,6 +4,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::allocated::served;
+use crate::chat::{chat, toy};
 use crate::common::{Said, basert, hybrid};
 
 const CONTEXT: &str = "65536";
@@ -73,14 +75,18 @@ fn a_context_that_no_cache_fits_is_shortened_to_the_last_token_that_does() {
     let report = said.json();
     assert_eq!(types(&report), ("q4", "q4"));
     assert!(context(&report) < 65536 && context(&report) > 1000, "{report}");
-    assert!(said.err.contains("tokens instead of 65536"), "{said:?}");
+    assert!(said.err.contains("tokens instead of 65536, the most that fit"), "{said:?}");
     let total = report["selected"]["memory"]["total"].as_u64().unwrap();
     assert!(total <= budget && total > budget - (1 << 17), "{total} of {budget}");
     // Types that were asked for do not give way.
     let typed = complete(hybrid(), &["-c", CONTEXT, "--kv-bits", "16", "--fit", &budget.to_string()]).ok();
     assert_eq!(types(&typed.json()), ("f16", "f16"));
     assert!(context(&typed.json()) < context(&report));
-    complete(hybrid(), &["--fit", "1MiB"]).fails_with(&["beside", "1 MiB are allowed", "hint: --fit"]);
+    complete(hybrid(), &["--fit", "1MiB"]).fails_with(&[
+        "not even a context of one token",
+        "1 MiB are allowed",
+        "hint: give --fit more",
+    ]);
 }
 
 #[test]
@@ -110,4 +116,69 @@ fn a_default_context_of_the_models_maximum_is_fitted_and_said() {
     for words in ["the KV cache is q4 instead of f16", "the context is 65536 tokens instead of 262144"] {
         assert!(said.err.contains(words), "{said:?}");
     }
+}
+
+/// The plan of a command on one thread that has to fit `budget`.
+fn fitted(model: &Path, purpose: &str, budget: &str, args: &[&str]) -> Value {
+    let fixed = ["--for", purpose, "--fit", budget, "-t", "1", "--json"];
+    Said::from(basert().arg("plan").arg(model).args(fixed).args(args).output().unwrap()).ok().json()
+}
+
+#[test]
+fn a_plan_to_fit_names_what_the_server_then_allocates() {
+    let [wide, narrow] = ["16", "4"].map(|bits| {
+        let asked = ["--max-context", "16384", "--kv-bits", bits, "--prefix-cache", "1MiB"];
+        let fixed = ["--for", "serve", "-t", "1", "--json"];
+        let said = basert().arg("plan").arg(hybrid()).args(fixed).args(asked).output().unwrap();
+        Said::from(said).ok().json()["memory"]["total"].as_u64().unwrap()
+    });
+    let mut found = Vec::new();
+    for budget in [wide + (8 << 20), (wide + narrow) / 2, narrow - (1 << 20)] {
+        let budget = budget.to_string();
+        let context = ["--max-context", "16384", "--prefix-cache", "1MiB"];
+        for asked in [&[][..], &context, &[&context[..], &["--kv-bits", "16"]].concat()] {
+            let plan = fitted(hybrid(), "serve", &budget, asked);
+            let selected = served(hybrid(), &[&["--fit", budget.as_str()], asked].concat());
+            for key in ["context", "k_type", "v_type", "memory"] {
+                assert_eq!(plan[key], selected[key], "{key} with {asked:?} in {budget}");
+            }
+            for said in plan["notes"].as_array().unwrap() {
+                assert!(selected["notes"].as_array().unwrap().contains(said), "{said} in {selected}");
+            }
+            assert_eq!(plan["fits"], true);
+            found.push((plan["context"].as_u64().unwrap(), plan["k_type"].as_str().unwrap().to_owned()));
+        }
+    }
+    // Neither narrows nor shortens; narrows; shortens what is narrow or typed.
+    for (case, context, k) in
+        [(1, Some(16384), "f16"), (4, Some(16384), "q8"), (7, None, "q4"), (8, None, "f16")]
+    {
+        assert_eq!(found[case].1, k, "{found:?}");
+        assert!(context.map_or(found[case].0 < 16384, |context| found[case].0 == context), "{found:?}");
+    }
+}
+
+#[test]
+fn a_plan_to_fit_names_what_a_conversation_then_allocates() {
+    for (budget, asked) in [("6MiB", &[][..]), ("6MiB", &["-c", "8192"]), ("6MiB", &["--kv-bits", "16"])] {
+        let planned: Vec<&str> =
+            asked.iter().map(|arg| if *arg == "-c" { "--max-context" } else { arg }).collect();
+        let plan = fitted(toy(), "chat", budget, &planned);
+        let args = [&["--fit", budget, "-t", "1", "-v", "-n", "1"], asked].concat();
+        let said = chat(toy(), &args, "Hi\n").ok();
+        let kv = format!("K {}, V {}", plan["k_type"].as_str().unwrap(), plan["v_type"].as_str().unwrap());
+        let context = format!("{} tokens", plan["context"]);
+        for words in [kv, context] {
+            assert!(said.err.contains(&words), "no '{words}' in {said:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_needed_is_never_said_to_be_less_than_what_is_there() {
+    let said = complete(hybrid(), &["-c", CONTEXT, "--fit", &(total("16") - 1).to_string()]).ok();
+    let note = said.err.lines().find(|line| line.contains("instead of f16")).unwrap();
+    let numbers: Vec<u64> = note.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [needed, allowed] = numbers[..] else { panic!("{note}") };
+    assert!(needed > allowed && note.contains("MiB are needed"), "{note}");
 }

@@ -91,7 +91,7 @@ fn hybrids_estimated_as_full_attention() {
 
 #[test]
 fn the_largest_context_is_the_last_that_fits() {
-    let fit = |size: &str| run!("plan", "qwen3.5-4b", "--fit", size, "--json");
+    let fit = |size: &str| run!("plan", "qwen3.5-4b", "--fit", size, "--kv-bits", "16", "--json");
     let found = fit("6GiB").ok().json();
     let context = number(&found["context"]);
     assert!(context > 1000 && context < 262_144, "{found}");
@@ -102,7 +102,11 @@ fn the_largest_context_is_the_last_that_fits() {
     };
     assert_eq!(at(context), number(&found["memory"]["total"]));
     assert!(at(context) <= 6 << 30 && at(context + 1) > 6 << 30);
-    fit("100MiB").fails_with(&["nothing fits 100.0 MiB", "of it weights", "hint: "]);
+    // Keys and values that are left open give way before the context does.
+    let narrow = run!("plan", "qwen3.5-4b", "--fit", "6GiB", "--json").ok().json();
+    assert!(narrow["k_type"] != "f16" && number(&narrow["context"]) > context, "{narrow}");
+    assert!(narrow["notes"].to_string().contains("instead of f16, with which"), "{narrow}");
+    fit("100MiB").fails_with(&["not even a context of one token fits", "of them for weights", "hint: "]);
 }
 
 #[test]
@@ -123,10 +127,17 @@ fn the_widest_cache_is_found_for_a_context() {
         assert_eq!((found["k_type"].as_str(), found["v_type"].as_str()), (Some(k), Some(v)), "{beside} MiB");
         assert_eq!(found["fits"], true);
     }
-    // Who names the type only wants to know whether it fits.
+    // A type that was named stays, and the context gives way.
     let args = ["--fit", "16GiB", "--max-context", "131072", "--kv-bits", "16", "--json"];
     let said = run!("plan", "qwen3.5-35b-a3b", args[0], args[1], args[2], args[3], args[4], args[5], args[6]);
-    assert_eq!(said.ok().json()["fits"], false);
+    let weights_alone = said.fails_with(&["not even a context of one token fits", "16384 MiB are allowed"]);
+    assert!(weights_alone.err.contains("hint: give --fit more"), "{weights_alone:?}");
+    let args = ["--fit", &(weights + (2048 << 20)).to_string(), "--max-context", "131072", "--kv-bits", "16"];
+    let said =
+        run!("plan", "qwen3.5-35b-a3b", args[0], args[1], args[2], args[3], args[4], args[5], "--json");
+    let found = said.ok().json();
+    assert_eq!((&found["k_type"], &found["found"]), (&"f16".into(), &"the largest context that fits".into()));
+    assert!(number(&found["context"]) < 131_072 && found["fits"] == true, "{found}");
 }
 
 #[test]

@@ -34,6 +34,8 @@ struct Header {
     fingerprint: Fingerprint,
     page_tokens: usize,
     page_bytes: u64,
+    /// Bytes of a page in the prediction head, if it was loaded.
+    draft_bytes: u64,
     state_elements: usize,
     /// Pages in the body. Those used last come first, so parents come before their children.
     pages: usize,
@@ -45,6 +47,7 @@ impl Header {
     /// Bytes of a body like this; `None` for numbers that cannot be.
     fn body(&self) -> Option<u64> {
         let fixed = 12u64.checked_add(4 * self.page_tokens as u64)?.checked_add(self.page_bytes)?;
+        let fixed = fixed.checked_add(self.draft_bytes)?;
         let states = (self.snapshots as u64).checked_mul(4)?.checked_mul(self.state_elements as u64)?;
         fixed.checked_mul(self.pages as u64)?.checked_add(states)
     }
@@ -66,8 +69,39 @@ impl Entry {
     }
 }
 
+/// Bytes of a page in all of these layers.
+fn page_bytes(layers: &[KvLayer]) -> u64 {
+    layers.iter().map(KvLayer::page_bytes).sum()
+}
+
+/// Reads a page of these layers.
+fn read_page(source: &mut Source, layers: &mut [KvLayer], page: u32) -> io::Result<()> {
+    layers.iter_mut().try_for_each(|layer| {
+        let (k, v) = layer.page_mut(page);
+        source.bytes(k)?;
+        source.bytes(v)
+    })
+}
+
+/// Reads the prediction head's page where both the file and this cache have one. What nobody asks for is passed over; what is
+/// not there is empty, and guesses behind it are worse.
+fn read_draft(source: &mut Source, bytes: u64, head: &mut [KvLayer], page: u32) -> io::Result<()> {
+    if head.is_empty() {
+        return source.skip(bytes);
+    }
+    if bytes > 0 {
+        return read_page(source, head, page);
+    }
+    for layer in head {
+        let (k, v) = layer.page_mut(page);
+        k.fill(0);
+        v.fill(0);
+    }
+    Ok(())
+}
+
 impl PrefixCache {
-    /// Writes everything that is kept.
+    /// Writes everything that is kept. `layers` are those of the trunk, and those of the prediction head.
     ///
     /// # Errors
     /// From the system.
@@ -75,7 +109,7 @@ impl PrefixCache {
         &self,
         path: &Path,
         fingerprint: Fingerprint,
-        layers: &[KvLayer],
+        layers: (&[KvLayer], &[KvLayer]),
     ) -> Result<PrefixFile, EngineError> {
         let mut order: Vec<NodeId> = self.tree.nodes().map(|(id, _)| id).collect();
         // The newest first, and among those of one moment the parents first.
@@ -86,7 +120,8 @@ impl PrefixCache {
         let header = Header {
             fingerprint,
             page_tokens: self.page_tokens,
-            page_bytes: layers.iter().map(KvLayer::page_bytes).sum(),
+            page_bytes: page_bytes(layers.0),
+            draft_bytes: page_bytes(layers.1),
             state_elements: self.snapshots.state_len(),
             pages: order.len(),
             snapshots: self.snapshots.used(),
@@ -106,14 +141,14 @@ impl PrefixCache {
         id: NodeId,
         places: &[u32],
         namespaces: &[&str],
-        layers: &[KvLayer],
+        layers: (&[KvLayer], &[KvLayer]),
     ) -> io::Result<()> {
         let node = self.tree.node(id);
         let namespace = namespaces.binary_search(&&*node.namespace).unwrap_or(0) as u32;
         let parent = node.parent.map_or(NO_PARENT, |parent| places[parent]);
         sink.ids(&[parent, namespace, u32::from(node.snapshot.is_some())])?;
         sink.ids(&node.tokens)?;
-        for layer in layers {
+        for layer in layers.0.iter().chain(layers.1) {
             let (k, v) = layer.page(node.page);
             sink.bytes(k)?;
             sink.bytes(v)?;
@@ -121,7 +156,8 @@ impl PrefixCache {
         node.snapshot.map_or(Ok(()), |snapshot| sink.floats(self.snapshots.get(snapshot.slot)))
     }
 
-    /// Takes in a file, in the place of what is kept. What was used last comes first where there is no room for all.
+    /// Takes in a file, in the place of what is kept. What was used last comes first where there is no room for all. A file that
+    /// was made without the prediction head serves a cache that has one, and the other way round.
     ///
     /// # Errors
     /// A file that is damaged or was made by something else; then nothing is kept.
@@ -130,10 +166,10 @@ impl PrefixCache {
         path: &Path,
         fingerprint: &Fingerprint,
         pool: &mut Pages,
-        layers: &mut [KvLayer],
+        layers: (&mut [KvLayer], &mut [KvLayer]),
     ) -> Result<PrefixFile, EngineError> {
         let (header, mut source): (Header, Source) = Source::open(path, MAGIC)?;
-        self.refuse_foreign(path, &header, fingerprint, layers)?;
+        self.refuse_foreign(path, &header, fingerprint, (layers.0, layers.1))?;
         if header.body() != Some(source.body) {
             return Err(problem(path, "its length is wrong"));
         }
@@ -153,17 +189,19 @@ impl PrefixCache {
         path: &Path,
         header: &Header,
         fingerprint: &Fingerprint,
-        layers: &[KvLayer],
+        layers: (&[KvLayer], &[KvLayer]),
     ) -> Result<(), EngineError> {
         if let Some(reason) = fingerprint.differs(&header.fingerprint) {
             return Err(problem(path, &reason));
         }
-        let page_bytes: u64 = layers.iter().map(KvLayer::page_bytes).sum();
         if header.page_tokens != self.page_tokens {
             let (theirs, ours) = (header.page_tokens, self.page_tokens);
             return Err(problem(path, &format!("its pages have {theirs} tokens, this cache's have {ours}")));
         }
-        if (header.page_bytes, header.state_elements) != (page_bytes, self.snapshots.state_len()) {
+        let (page, draft) = (page_bytes(layers.0), page_bytes(layers.1));
+        let draft_differs = header.draft_bytes > 0 && draft > 0 && header.draft_bytes != draft;
+        let own = (page, self.snapshots.state_len());
+        if (header.page_bytes, header.state_elements) != own || draft_differs {
             return Err(problem(path, "its pages and states have other sizes"));
         }
         Ok(())
@@ -175,7 +213,7 @@ impl PrefixCache {
         header: &Header,
         source: &mut Source,
         pool: &mut Pages,
-        layers: &mut [KvLayer],
+        (trunk, head): (&mut [KvLayer], &mut [KvLayer]),
     ) -> io::Result<Result<usize, &'static str>> {
         let mut ids: Vec<NodeId> = Vec::new();
         // The first is the youngest.
@@ -204,11 +242,8 @@ impl PrefixCache {
             let used = now - place as u64;
             let id = self.tree.add(namespace, parent, &entry.tokens, page, used);
             ids.push(id);
-            for layer in layers.iter_mut() {
-                let (k, v) = layer.page_mut(page);
-                source.bytes(k)?;
-                source.bytes(v)?;
-            }
+            read_page(source, trunk, page)?;
+            read_draft(source, header.draft_bytes, head, page)?;
             if entry.has_state {
                 self.take_state(source, id, used)?;
             }

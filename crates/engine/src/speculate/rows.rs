@@ -121,6 +121,25 @@ impl DraftRows {
         &self.outputs[self.outputs.len().saturating_sub(self.sizes.hidden)..]
     }
 
+    /// What waits of a sequence that ends at `position`, to be kept: the first row that is not entered, the tokens that wait, and
+    /// the trunk's outputs; `None` if nothing is known.
+    pub fn waits(&self, position: usize) -> Option<(usize, &[u32], &[f32])> {
+        let waiting = position.checked_sub(self.entered)?;
+        let outputs = self.outputs.get(..(waiting + 1) * self.sizes.hidden)?;
+        (self.sizes.hidden > 0).then_some((self.entered, self.tokens.get(..waiting)?, outputs))
+    }
+
+    /// Goes on from what [`waits`](Self::waits) of a sequence that ended at `position`, if there is room for it.
+    pub fn resume(&mut self, position: usize, entered: usize, tokens: &[u32], outputs: &[f32]) {
+        let rows = tokens.len() + 1;
+        let fits = rows <= self.sizes.outputs() && outputs.len() == rows * self.sizes.hidden;
+        if !fits || entered + tokens.len() != position {
+            return self.lose_track(position);
+        }
+        self.restart(entered, outputs);
+        self.tokens.extend_from_slice(tokens);
+    }
+
     /// Whether outputs are known up to the row that follows the sequence's last token.
     pub fn is_ready(&self) -> bool {
         !self.outputs.is_empty()

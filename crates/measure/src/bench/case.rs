@@ -22,6 +22,41 @@ pub enum Test {
         /// At least 1.
         sequences: usize,
     },
+    /// One sequence runs `rows` tokens per step, each with logits, all but the first as guesses that are accepted, until there
+    /// are `tokens` or more. Where the model's prediction head is loaded, it guesses as many before every step (one where `rows`
+    /// is 1), under a clock of its own; what it guesses is thrown away.
+    Verify {
+        /// At least 1.
+        tokens: usize,
+        /// At least 1.
+        rows: usize,
+    },
+}
+
+impl Test {
+    /// `prefill`, `decode` or `verify`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Test::Prefill { .. } => "prefill",
+            Test::Decode { .. } => "decode",
+            Test::Verify { .. } => "verify",
+        }
+    }
+
+    /// Tokens of the prompt, or of each sequence's answer.
+    pub fn tokens(&self) -> usize {
+        let (Test::Prefill { tokens } | Test::Decode { tokens, .. } | Test::Verify { tokens, .. }) = *self;
+        tokens
+    }
+
+    /// Tokens that a sequence runs per step; of a prefill, as many as there are.
+    pub fn rows(&self) -> usize {
+        match *self {
+            Test::Prefill { tokens } => tokens,
+            Test::Decode { .. } => 1,
+            Test::Verify { rows, .. } => rows,
+        }
+    }
 }
 
 /// A test behind tokens that are in the cache already.
@@ -36,24 +71,30 @@ pub struct Case {
 impl Case {
     /// Positions that a sequence needs.
     pub fn context(&self) -> usize {
-        let (Test::Prefill { tokens } | Test::Decode { tokens, .. }) = self.test;
-        self.depth.saturating_add(tokens)
+        self.depth.saturating_add(self.steps().saturating_mul(self.test.rows()))
+    }
+
+    /// Steps under the clock; a prefill counts as one.
+    pub fn steps(&self) -> usize {
+        self.test.tokens().div_ceil(self.test.rows().max(1))
+    }
+
+    /// Guesses that are verified at a time.
+    pub fn guesses(&self) -> usize {
+        if let Test::Verify { rows, .. } = self.test { rows.saturating_sub(1) } else { 0 }
     }
 
     /// Sequences that are live at once.
     pub fn sequences(&self) -> usize {
         match self.test {
-            Test::Prefill { .. } => 1,
+            Test::Prefill { .. } | Test::Verify { .. } => 1,
             Test::Decode { sequences, .. } => sequences,
         }
     }
 
     /// Tokens that are run under the clock, those of all sequences together.
     pub fn timed_tokens(&self) -> usize {
-        match self.test {
-            Test::Prefill { tokens } => tokens,
-            Test::Decode { tokens, sequences } => tokens.saturating_mul(sequences),
-        }
+        self.steps().saturating_mul(self.test.rows()).saturating_mul(self.sequences())
     }
 }
 
@@ -64,6 +105,8 @@ pub struct Sample {
     pub seconds: f64,
     /// Of a prefill: the same and the choice of the likeliest token.
     pub first_token: Option<f64>,
+    /// Of a verification: the time in which a prediction head made the guesses, which is not in `seconds`.
+    pub drafting: Option<f64>,
 }
 
 /// Runs `case` once, in sequences of its own. `stop` is asked before every step.
@@ -107,6 +150,9 @@ fn open_and_time(
             let tokens: Vec<Vec<u32>> = (0..tokens).map(|_| ids.take(sequences.len())).collect();
             decode(engine, sequences, &tokens, steps)
         }
+        Test::Verify { rows, .. } => {
+            verify(engine, sequences[0], &ids.take(case.timed_tokens()), rows, steps)
+        }
     }
 }
 
@@ -123,7 +169,7 @@ fn prefill(
     let logits = steps.run(engine, &[TokenRun { sequence, tokens: last, logits: WantLogits::Last }])?;
     let seconds = start.elapsed().as_secs_f64();
     black_box(argmax(logits));
-    Ok(Sample { seconds, first_token: Some(start.elapsed().as_secs_f64()) })
+    Ok(Sample { seconds, first_token: Some(start.elapsed().as_secs_f64()), drafting: None })
 }
 
 fn decode(
@@ -141,7 +187,30 @@ fn decode(
         });
         black_box(steps.run(engine, &runs.collect::<Vec<_>>())?);
     }
-    Ok(Sample { seconds: start.elapsed().as_secs_f64(), first_token: None })
+    Ok(Sample { seconds: start.elapsed().as_secs_f64(), first_token: None, drafting: None })
+}
+
+/// Verifies `tokens` in steps of `rows`, each behind as many guesses as the head would have to make for it.
+fn verify(
+    engine: &mut Engine,
+    sequence: SequenceId,
+    tokens: &[u32],
+    rows: usize,
+    steps: &Steps<'_>,
+) -> Result<Sample, MeasureError> {
+    let guesses = rows - 1;
+    let (mut seconds, mut drafting, mut drafts) = (0.0, 0.0, Vec::with_capacity(rows));
+    for tokens in tokens.chunks_exact(rows) {
+        let start = Instant::now();
+        engine.draft(sequence, tokens[0], guesses.max(1), &mut drafts)?;
+        let drafted = start.elapsed().as_secs_f64();
+        black_box(steps.run(engine, &[TokenRun { sequence, tokens, logits: WantLogits::Verify(guesses) }])?);
+        engine.accept(sequence, guesses)?;
+        seconds += start.elapsed().as_secs_f64() - drafted;
+        drafting += drafted;
+    }
+    let drafting = (guesses > 0 && engine.has_draft_head()).then_some(drafting);
+    Ok(Sample { seconds, first_token: None, drafting })
 }
 
 /// Where the last of the steps begins that cut `len` tokens into pieces of `size`.
@@ -230,5 +299,9 @@ mod tests {
         let decode = Case { test: Test::Decode { tokens: 128, sequences: 8 }, depth: 4096 };
         assert_eq!((prefill.context(), prefill.sequences(), prefill.timed_tokens()), (612, 1, 512));
         assert_eq!((decode.context(), decode.sequences(), decode.timed_tokens()), (4224, 8, 1024));
+        // The last step is whole.
+        let verify = Case { test: Test::Verify { tokens: 128, rows: 3 }, depth: 100 };
+        assert_eq!((verify.context(), verify.sequences(), verify.timed_tokens()), (229, 1, 129));
+        assert_eq!((prefill.steps(), decode.steps(), verify.steps(), verify.guesses()), (1, 128, 43, 2));
     }
 }

@@ -87,9 +87,10 @@ fn rate(mut pass: impl FnMut() -> u64) -> f64 {
 
 impl Limits {
     /// The speed of `case` as a share of its limit, the best of all passes: decoding against reading, prefill against
-    /// multiplying. 1 is the limit.
-    pub fn share(&self, case: &Case, work: &Work, tokens_per_second: f64) -> f64 {
-        match case.test {
+    /// multiplying. 1 is the limit. `None` for a verification, which is between the two.
+    pub fn share(&self, case: &Case, work: &Work, tokens_per_second: f64) -> Option<f64> {
+        Some(match case.test {
+            Test::Verify { .. } => return None,
             Test::Decode { tokens, sequences } => {
                 let bytes = work.bytes_per_token(case.depth, tokens, sequences);
                 bytes * tokens_per_second / self.read.largest()
@@ -99,7 +100,7 @@ impl Limits {
                 let least = products.bytes / self.bytes.largest() + products.floats / self.floats.largest();
                 least * tokens_per_second / tokens as f64
             }
-        }
+        })
     }
 }
 

@@ -49,8 +49,10 @@ pub struct Measured {
     pub subject: usize,
     /// Times of the test, one for each repetition that was counted.
     pub seconds: Vec<f64>,
-    /// Times to the first token; empty for decoding.
+    /// Times to the first token; empty but for prefill.
     pub first_token: Vec<f64>,
+    /// Times in which a prediction head made the guesses of a verification.
+    pub drafting: Vec<f64>,
 }
 
 /// What [`run`] found.
@@ -107,7 +109,10 @@ pub fn run(
     watch: &mut Watch<'_>,
 ) -> Result<Results, MeasureError> {
     let count = subjects.len();
-    let empty = |case, subject| Measured { case, subject, seconds: Vec::new(), first_token: Vec::new() };
+    let empty = |case, subject| {
+        let (seconds, first_token, drafting) = (Vec::new(), Vec::new(), Vec::new());
+        Measured { case, subject, seconds, first_token, drafting }
+    };
     let all = cases.iter().flat_map(|&case| (0..count).map(move |subject| empty(case, subject)));
     let mut measured: Vec<Measured> = all.collect();
     for round in 0..protocol.rounds() {
@@ -127,6 +132,7 @@ pub fn run(
             if counts {
                 one.seconds.push(sample.seconds);
                 one.first_token.extend(sample.first_token);
+                one.drafting.extend(sample.drafting);
             }
         }
     }

@@ -126,7 +126,11 @@ impl Work {
     pub fn multiply_adds(&self, case: &Case) -> Products {
         let (tokens, sequences, rows) = match case.test {
             Test::Prefill { tokens } => (tokens as f64, 1.0, 1.0),
-            Test::Decode { tokens, sequences } => (tokens as f64, sequences as f64, tokens as f64),
+            Test::Decode { .. } | Test::Verify { .. } => {
+                let sequences = case.sequences() as f64;
+                let tokens = case.timed_tokens() as f64 / sequences;
+                (tokens, sequences, tokens)
+            }
         };
         let linear = self.linear.times(tokens * sequences);
         let head = self.head.times(rows * sequences);

@@ -50,7 +50,6 @@ pub fn document() -> Value {
 }
 
 fn described((path, _, summary, request, response): &Operation) -> Value {
-    let reference = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
     let content = |schema: Value| json!({"application/json": {"schema": schema}});
     let mut good = match *response {
         "" => json!({"application/openmetrics-text": {"schema": {"type": "string"}}}),
@@ -82,57 +81,105 @@ fn described((path, _, summary, request, response): &Operation) -> Value {
 }
 
 fn schemas() -> Value {
-    let (text, number, flag) =
-        (json!({"type": "string"}), json!({"type": "integer"}), json!({"type": "boolean"}));
-    let object = |properties: Value| json!({"type": "object", "properties": properties});
-    let array = |items: Value| json!({"type": "array", "items": items});
-    let reference = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
-    let choice = |name: &str, schema: Value| {
-        let mut choice = object(json!({"index": number, "finish_reason": {"type": ["string", "null"]}}));
-        choice["properties"][name] = schema;
-        choice["properties"]["logprobs"] = json!({"type": ["object", "null"]});
-        array(choice)
-    };
-    let answer = |choices: Value| {
-        object(json!({
-            "id": text, "object": text, "created": number, "model": text, "system_fingerprint": text, "choices": choices,
-            "usage": reference("Usage"), "timings": {"type": "object"}, "warnings": array(text.clone()),
-        }))
-    };
+    let parts = [requests(), answers(), models(), tokens(), problems()];
+    parts.into_iter().flatten().collect()
+}
+
+/// Schemas by name.
+type Named = Vec<(&'static str, Value)>;
+
+fn requests() -> Named {
+    vec![
+        ("ChatRequest", request(Endpoint::Chat, &["messages"])),
+        ("CompletionRequest", request(Endpoint::Completions, &["prompt"])),
+    ]
+}
+
+fn answers() -> Named {
     let message = object(json!({
-        "role": text, "content": {"type": ["string", "null"]}, "reasoning_content": text, "tool_calls": array(json!({"type": "object"})),
+        "role": text(), "content": {"type": ["string", "null"]}, "reasoning_content": text(),
+        "tool_calls": array(json!({"type": "object"})),
     }));
-    let error = json!({
-        "message": text, "type": text, "param": {"type": ["string", "null"]}, "code": {"type": ["string", "null"]},
-    });
-    json!({
-        "ChatRequest": request(Endpoint::Chat, &["messages"]),
-        "CompletionRequest": request(Endpoint::Completions, &["prompt"]),
-        "ChatCompletion": answer(choice("message", message.clone())),
-        "ChatCompletionChunk": answer(choice("delta", message)),
-        "Completion": answer(choice("text", text.clone())),
-        "Usage": object(json!({
-            "prompt_tokens": number, "completion_tokens": number, "total_tokens": number,
-            "prompt_tokens_details": object(json!({"cached_tokens": number})),
-            "completion_tokens_details": object(json!({"reasoning_tokens": number})),
-        })),
-        "Model": object(json!({
-            "id": text, "object": text, "created": number, "owned_by": text, "status": text, "max_model_len": number,
-            "capabilities": {"type": "object"},
-        })),
-        "ModelList": object(json!({"object": text, "data": array(reference("Model"))})),
-        "ModelName": object(json!({"model": text})),
-        "TokenizeRequest": object(json!({
-            "model": text, "content": text, "add_special": flag, "parse_special": flag, "with_pieces": flag,
-        })),
-        "DetokenizeRequest": object(json!({"model": text, "tokens": array(number.clone())})),
-        "Tokens": object(json!({"tokens": {"type": "array"}, "count": number})),
-        "Text": object(json!({"content": text})),
-        "Prompt": object(json!({"prompt": text, "tokens": array(number.clone())})),
-        "Error": object(json!({"error": object(error)})),
-        "Object": {"type": "object"},
-        "Objects": array(json!({"type": "object"})),
-    })
+    let usage = object(json!({
+        "prompt_tokens": number(), "completion_tokens": number(), "total_tokens": number(),
+        "prompt_tokens_details": object(json!({"cached_tokens": number()})),
+        "completion_tokens_details": object(json!({"reasoning_tokens": number()})),
+    }));
+    vec![
+        ("ChatCompletion", answer("message", message.clone())),
+        ("ChatCompletionChunk", answer("delta", message)),
+        ("Completion", answer("text", text())),
+        ("Usage", usage),
+    ]
+}
+
+/// An answer whose choices have `schema` under `name`.
+fn answer(name: &str, schema: Value) -> Value {
+    let mut choice = object(json!({"index": number(), "finish_reason": {"type": ["string", "null"]}}));
+    choice["properties"][name] = schema;
+    choice["properties"]["logprobs"] = json!({"type": ["object", "null"]});
+    object(json!({
+        "id": text(), "object": text(), "created": number(), "model": text(), "system_fingerprint": text(),
+        "choices": array(choice), "usage": reference("Usage"), "timings": {"type": "object"}, "warnings": array(text()),
+    }))
+}
+
+fn models() -> Named {
+    let model = object(json!({
+        "id": text(), "object": text(), "created": number(), "owned_by": text(), "status": text(),
+        "max_model_len": number(), "capabilities": {"type": "object"},
+    }));
+    vec![
+        ("Model", model),
+        ("ModelList", object(json!({"object": text(), "data": array(reference("Model"))}))),
+        ("ModelName", object(json!({"model": text()}))),
+    ]
+}
+
+fn tokens() -> Named {
+    let flag = json!({"type": "boolean"});
+    let tokenize = object(json!({
+        "model": text(), "content": text(), "add_special": flag, "parse_special": flag, "with_pieces": flag,
+    }));
+    vec![
+        ("TokenizeRequest", tokenize),
+        ("DetokenizeRequest", object(json!({"model": text(), "tokens": array(number())}))),
+        ("Tokens", object(json!({"tokens": {"type": "array"}, "count": number()}))),
+        ("Text", object(json!({"content": text()}))),
+        ("Prompt", object(json!({"prompt": text(), "tokens": array(number())}))),
+    ]
+}
+
+/// What says what is wrong, and what has no schema of its own.
+fn problems() -> Named {
+    let error = object(json!({
+        "message": text(), "type": text(), "param": {"type": ["string", "null"]}, "code": {"type": ["string", "null"]},
+    }));
+    vec![
+        ("Error", object(json!({"error": error}))),
+        ("Object", json!({"type": "object"})),
+        ("Objects", array(json!({"type": "object"}))),
+    ]
+}
+
+fn text() -> Value {
+    json!({"type": "string"})
+}
+
+fn number() -> Value {
+    json!({"type": "integer"})
+}
+
+fn object(properties: Value) -> Value {
+    json!({"type": "object", "properties": properties})
+}
+
+fn array(items: Value) -> Value {
+    json!({"type": "array", "items": items})
+}
+
+fn reference(name: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{name}")})
 }
 
 /// The fields of a request, but for those that are refused.
