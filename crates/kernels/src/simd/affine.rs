@@ -79,16 +79,16 @@ impl Tile<'_> {
         }
     }
 
-    /// `N` bytes of every row from `byte` on, if there are that many in the matrix.
+    /// A block of every row from `byte` on, if there is that much in the matrix.
     #[inline(always)]
-    pub fn lines<const N: usize>(&self, byte: usize) -> Option<[&[u8; N]; TILE_ROWS]> {
+    pub fn lines(&self, byte: usize) -> Option<[&[u8; BLOCK]; TILE_ROWS]> {
         let (w, stride) = (&self.w, self.w.row_bytes());
         let (first, last) = (self.numbers[0], self.numbers[TILE_ROWS - 1]);
-        if last != first + TILE_ROWS - 1 || last * stride + byte + N > w.codes.len() {
+        if last != first + TILE_ROWS - 1 || last * stride + byte + BLOCK > w.codes.len() {
             return None;
         }
         let base = w.codes.as_ptr().wrapping_add(first * stride + byte);
-        let mut lines = [&[0; N]; TILE_ROWS];
+        let mut lines = [&[0; BLOCK]; TILE_ROWS];
         for (row, line) in lines.iter_mut().enumerate() {
             // SAFETY: the last row's bytes were found to lie inside the codes, and the others come before them.
             *line = unsafe { &*base.wrapping_add(row * stride).cast() };
@@ -96,7 +96,7 @@ impl Tile<'_> {
         Some(lines)
     }
 
-    /// The same, followed by zeros where the matrix ends. Kept apart so that the common case stays one small loop.
+    /// `N` bytes of every row from `byte` on, followed by zeros where the matrix ends. Kept apart so that the common case stays one small loop.
     #[cold]
     #[inline(never)]
     pub fn copied_lines<const N: usize>(&self, byte: usize) -> [[u8; N]; TILE_ROWS] {
@@ -106,13 +106,16 @@ impl Tile<'_> {
         })
     }
 
-    /// What comes a little after the rows' bytes at `byte`: of the same rows, or of their successors `tiles` tiles later.
+    /// Asks for what comes a little after the block at `byte`: of the same rows, or of their successors `tiles` tiles
+    /// later.
     #[inline(always)]
-    pub fn ahead(&self, byte: usize, tiles: usize) -> Ahead {
+    pub fn fetch_ahead(&self, byte: usize, tiles: usize) {
         let stride = self.w.row_bytes();
         let next = if byte + AHEAD < stride { 0 } else { tiles * TILE_ROWS * stride - stride };
         let base = self.w.codes.as_ptr().wrapping_add(self.numbers[0] * stride + byte + AHEAD + next);
-        Ahead { base, stride, lines: self.w.bits().div_ceil(4) }
+        for row in 0..TILE_ROWS {
+            super::prefetch(base.wrapping_add(row * stride));
+        }
     }
 }
 
@@ -128,26 +131,6 @@ impl Vectorized for DecodeScales<'_, '_> {
         let DecodeScales { tile, group } = self;
         while group >= tile.decoded {
             tile.decoded = decode_from(s, &tile.w, &tile.numbers, tile.decoded, tile.scales, tile.biases);
-        }
-    }
-}
-
-/// Bytes of sixteen rows that will be needed soon.
-#[derive(Clone, Copy)]
-pub(crate) struct Ahead {
-    base: *const u8,
-    stride: usize,
-    lines: usize,
-}
-
-impl Ahead {
-    /// Asks for them.
-    #[inline(always)]
-    pub fn fetch_all(self) {
-        for row in 0..TILE_ROWS {
-            for line in 0..self.lines {
-                super::prefetch(self.base.wrapping_add(row * self.stride + line * BLOCK));
-            }
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::vector::Simd;
 /// Most tokens at a time.
 pub(crate) const TOKENS: usize = 4;
 
-/// See [`AffineLinear`]; for up to [`TOKENS`] tokens.
+/// See [`AffineLinear`]; for up to [`TOKENS`] tokens, or one where registers are few.
 #[inline(always)]
 pub(crate) fn by_rows<S: Simd>(s: S, a: AffineLinear<'_>) {
     match (a.weights.coding, a.weights.bits()) {
@@ -36,15 +36,17 @@ pub(crate) fn by_rows<S: Simd>(s: S, a: AffineLinear<'_>) {
 
 #[inline(always)]
 fn with_tokens<S: Simd, W: Source>(s: S, linear: AffineLinear<'_>) {
-    match linear.x.tokens {
-        1 => s.outline(RowsOf::<W, 1> { linear, form: PhantomData }),
-        2 => s.outline(RowsOf::<W, 2> { linear, form: PhantomData }),
-        3 => s.outline(RowsOf::<W, 3> { linear, form: PhantomData }),
-        _ => s.outline(RowsOf::<W, 4> { linear, form: PhantomData }),
+    let form = PhantomData;
+    if linear.x.tokens == 1 || !S::ROOMY {
+        s.outline(RowsOf::<W, 1> { linear, form });
+    } else if linear.x.tokens == 2 {
+        s.outline(RowsOf::<W, 2> { linear, form });
+    } else {
+        s.outline(RowsOf::<W, TOKENS> { linear, form });
     }
 }
 
-/// All rows with codes of one form, for `N` tokens.
+/// All rows with codes of one form, for up to `N` tokens.
 struct RowsOf<'a, W, const N: usize> {
     linear: AffineLinear<'a>,
     form: PhantomData<W>,
@@ -66,7 +68,7 @@ impl<W: Source, const N: usize> Vectorized for RowsOf<'_, W, N> {
                 (1, ..) | (_, _, 32) => row_sums::<S, W, 4, N>(s, tile, codes, view),
                 _ => row_sums::<S, W, 8, N>(s, tile, codes, view),
             };
-            for (token, sums) in sums.into_iter().enumerate() {
+            for (token, sums) in sums.into_iter().enumerate().take(x.tokens) {
                 let mut outputs = [0.0; TILE_ROWS];
                 s.store(sums, &mut outputs);
                 tile.span.store(&mut out, token, &outputs);
@@ -332,8 +334,10 @@ struct TokenView<'a> {
 }
 
 impl<'a> TokenView<'a> {
+    /// Behind the last token it is computed again.
     #[inline(always)]
     fn new<W: Source>(x: &Activations<'a>, token: usize) -> TokenView<'a> {
+        let token = token.min(x.tokens - 1);
         let all = if W::COLUMNS == 128 { x.packed.nibble } else { x.packed.plain };
         let (packed, blocks) = (all.len() / x.tokens, x.cols / x.block);
         TokenView {

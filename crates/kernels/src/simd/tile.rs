@@ -41,10 +41,15 @@ const ZERO: Sums = Line([0.0; TILE_ROWS]);
 /// See [`AffineLinear`]: `TILES` tiles side by side.
 #[inline(always)]
 pub(crate) fn by_tiles<S: Simd, const TILES: usize>(s: S, a: AffineLinear<'_>) {
+    if S::ROOMY {
+        return match a.x.tokens {
+            ..=8 => few_tokens::<S, TILES, 8>(s, a),
+            _ => many_tokens::<S, TILES>(s, a),
+        };
+    }
     match a.x.tokens {
-        0..=2 => few_tokens::<S, TILES, 2>(s, a),
+        ..=2 => few_tokens::<S, TILES, 2>(s, a),
         3..=4 => few_tokens::<S, TILES, 4>(s, a),
-        5..=8 if S::ROOMY => few_tokens::<S, TILES, 8>(s, a),
         _ => many_tokens::<S, TILES>(s, a),
     }
 }
@@ -312,7 +317,7 @@ fn unpack_blocks<S: Simd>(
     let bytes = kind.block_bytes();
     for (units, column) in units.chunks_exact_mut(BLOCK / UNIT).zip(columns.clone().step_by(BLOCK)) {
         let byte = column / SUPER * bytes;
-        tile.ahead(byte + column % SUPER * bytes / SUPER, tiles).fetch_all();
+        tile.fetch_ahead(byte + column % SUPER * bytes / SUPER, tiles);
         let mut codes = [[0; BLOCK]; TILE_ROWS];
         for (codes, row) in codes.iter_mut().zip(&tile.numbers) {
             let block = &tile.w.row(*row)[byte..][..bytes];
@@ -329,7 +334,7 @@ fn unpack_packed<S: Simd>(s: S, tile: &Tile<'_>, tiles: usize, columns: &Range<u
     let step = if bits == 4 { 2 * BLOCK } else { BLOCK };
     for (units, column) in units.chunks_exact_mut(step / UNIT).zip(columns.clone().step_by(step)) {
         let byte = column / 8 * bits;
-        tile.ahead(byte, tiles).fetch_all();
+        tile.fetch_ahead(byte, tiles);
         let copies;
         let lines = match tile.lines(byte) {
             Some(lines) => lines,
