@@ -268,8 +268,10 @@ impl<'a, const TILES: usize> Chunk<'a, TILES> {
         }
         let mut sums = [[s.zero_sums(); TOKENS]; TILES];
         for pair in 0..pairs {
-            let weights: [_; TILES] =
-                std::array::from_fn(|r| [s.bytes(&units[r][pair][0].0), s.bytes(&units[r][pair][1].0)]);
+            let mut weights = [[s.bytes(&[0; BLOCK]); 2]; TILES];
+            for r in 0..TILES {
+                weights[r] = [s.bytes(&units[r][pair][0].0), s.bytes(&units[r][pair][1].0)];
+            }
             for t in 0..TOKENS {
                 for r in 0..TILES {
                     sums[r][t] = match WIDE {
@@ -352,10 +354,14 @@ fn unpack_packed<S: Simd>(s: S, tile: &Tile<'_>, tiles: usize, columns: &Range<u
 fn unpack_lines<S: Simd>(s: S, lines: [&[u8; BLOCK]; TILE_ROWS], bits: usize, fp4: bool, units: &mut [Unit]) {
     match bits {
         4 => {
-            for (packed, units) in s.interleave(lines).into_iter().zip(units.as_chunks_mut::<2>().0) {
-                for (codes, unit) in s.spread(packed).into_iter().zip(units) {
-                    s.store_bytes(if fp4 { s.lookup(codes, &FP4_CODES) } else { codes }, &mut unit.0);
+            let packed = s.interleave(lines);
+            for (i, pair) in units.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                let mut codes = s.spread(packed[i]);
+                if fp4 {
+                    codes = [s.lookup(codes[0], &FP4_CODES), s.lookup(codes[1], &FP4_CODES)];
                 }
+                s.store_bytes(codes[0], &mut pair[0].0);
+                s.store_bytes(codes[1], &mut pair[1].0);
             }
         }
         8 => store(s, s.interleave(lines), units),
@@ -371,7 +377,7 @@ fn unpack_lines<S: Simd>(s: S, lines: [&[u8; BLOCK]; TILE_ROWS], bits: usize, fp
 
 #[inline(always)]
 fn store<S: Simd>(s: S, codes: [S::Bytes; TILE_ROWS], units: &mut [Unit]) {
-    for (codes, unit) in codes.into_iter().zip(units) {
-        s.store_bytes(codes, &mut unit.0);
+    for (i, unit) in units.iter_mut().enumerate() {
+        s.store_bytes(codes[i], &mut unit.0);
     }
 }

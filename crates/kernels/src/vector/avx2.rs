@@ -177,19 +177,21 @@ fn unpack(packed: __m256i, bits: usize) -> __m256i {
     }
 }
 
-/// [`Simd::interleave`] for the rows of one half.
+/// Sixteen bytes of one row from byte `at` on, and of another.
 #[inline(always)]
-fn interleave8(rows: &[&[u8; 64]; 16], half: usize) -> [__m256i; 16] {
+fn two_rows(low: &[u8; 64], high: &[u8; 64], at: usize) -> __m256i {
+    let (low, high) = (&low[at..].as_chunks::<16>().0[0], &high[at..].as_chunks::<16>().0[0]);
+    avx2!(_mm256_set_m128i(_mm_loadu_si128(high.as_ptr().cast()), _mm_loadu_si128(low.as_ptr().cast())))
+}
+
+/// [`Simd::interleave`] for eight rows.
+#[inline(always)]
+fn interleave8(r: &[&[u8; 64]; 8]) -> [__m256i; 16] {
     let mut out = [avx2!(_mm256_setzero_si256()); 16];
     for part in 0..4 {
+        let (a, b) = (two_rows(r[0], r[4], 16 * part), two_rows(r[1], r[5], 16 * part));
+        let (c, d) = (two_rows(r[2], r[6], 16 * part), two_rows(r[3], r[7], 16 * part));
         avx2! {
-            // Sixteen bytes of a row and of the row four later.
-            let load = |row: usize| {
-                let (low, high) = (rows[8 * half + row], rows[8 * half + row + 4]);
-                let at = |row: &[u8; 64]| _mm_loadu_si128(row.as_ptr().add(16 * part).cast());
-                _mm256_set_m128i(at(high), at(low))
-            };
-            let (a, b, c, d) = (load(0), load(1), load(2), load(3));
             let (low, high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
             let (low2, high2) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
             out[4 * part] = _mm256_unpacklo_epi64(low, low2);
@@ -201,15 +203,14 @@ fn interleave8(rows: &[&[u8; 64]; 16], half: usize) -> [__m256i; 16] {
     out
 }
 
-/// See [`Simd::spread`].
+/// The first four 4-bit codes of every four bytes' lower half, one to a byte.
 #[inline(always)]
-fn spread(packed: __m256i) -> [__m256i; 2] {
+fn spread(packed: __m256i) -> __m256i {
     avx2! {
-        [_mm256_and_si256(packed, _mm256_set1_epi32(0xffff)), _mm256_srli_epi32::<16>(packed)].map(|codes| {
-            let pairs = _mm256_or_si256(codes, _mm256_slli_epi32::<8>(codes));
-            let pairs = _mm256_and_si256(pairs, _mm256_set1_epi16(0xff));
-            _mm256_and_si256(_mm256_or_si256(pairs, _mm256_slli_epi32::<4>(pairs)), _mm256_set1_epi8(15))
-        })
+        let codes = _mm256_and_si256(packed, _mm256_set1_epi32(0xffff));
+        let pairs = _mm256_or_si256(codes, _mm256_slli_epi32::<8>(codes));
+        let pairs = _mm256_and_si256(pairs, _mm256_set1_epi16(0xff));
+        _mm256_and_si256(_mm256_or_si256(pairs, _mm256_slli_epi32::<4>(pairs)), _mm256_set1_epi8(15))
     }
 }
 
@@ -543,18 +544,18 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
     #[inline(always)]
     fn interleave(self, rows: [&[u8; 64]; 16]) -> [Self::Bytes; 16] {
+        let (halves, _) = rows.as_chunks::<8>();
+        let (low, high) = (interleave8(&halves[0]), interleave8(&halves[1]));
         let mut out = [self.zero_sums(); 16];
-        for half in 0..2 {
-            for (value, out) in interleave8(&rows, half).into_iter().zip(&mut out) {
-                out[half] = value;
-            }
+        for i in 0..16 {
+            out[i] = [low[i], high[i]];
         }
         out
     }
     #[inline(always)]
     fn spread(self, packed: Self::Bytes) -> [Self::Bytes; 2] {
-        let [a, b] = [spread(packed[0]), spread(packed[1])];
-        [[a[0], b[0]], [a[1], b[1]]]
+        let upper = avx2!([_mm256_srli_epi32::<16>(packed[0]), _mm256_srli_epi32::<16>(packed[1])]);
+        [[spread(packed[0]), spread(packed[1])], [spread(upper[0]), spread(upper[1])]]
     }
     #[inline(always)]
     fn transpose(self, rows: [&[u8; 16]; 16]) -> [[u8; 32]; 8] {

@@ -91,6 +91,17 @@ fn unpack_words(packed: __m512i, bits: usize) -> __m512i {
     }
 }
 
+/// The first four 4-bit codes of every four bytes' lower half, one to a byte.
+#[inline(always)]
+fn spread(packed: __m512i) -> __m512i {
+    avx2! {
+        let codes = _mm512_and_si512(packed, _mm512_set1_epi32(0xffff));
+        let pairs = _mm512_or_si512(codes, _mm512_slli_epi32::<8>(codes));
+        let pairs = _mm512_and_si512(pairs, _mm512_set1_epi16(0xff));
+        _mm512_and_si512(_mm512_or_si512(pairs, _mm512_slli_epi32::<4>(pairs)), _mm512_set1_epi8(15))
+    }
+}
+
 /// Adds products of unsigned codes and signed activations in fours; codes at most 129 without VNNI.
 #[inline(always)]
 fn fours<const VNNI: bool>(acc: __m512i, codes: __m512i, x: __m512i) -> __m512i {
@@ -326,48 +337,43 @@ impl<const VNNI: bool, const VBMI: bool> Simd for Avx512<VNNI, VBMI> {
     }
     #[inline(always)]
     fn interleave(self, rows: [&[u8; 64]; 16]) -> [Self::Bytes; 16] {
-        let mut out = [self.zero_sums(); 16];
         // Four rows at a time: lane r of quarter q is row r's value 4q + i. The quarters are then turned like quads.
         let mut fours = [[self.zero_quads(); 4]; 4]; // [i, row / 4]
-        for (four, rows) in rows.as_chunks::<4>().0.iter().enumerate() {
-            let r = rows.map(|row| self.bytes(row));
-            let values = avx2! {
-                let low = (_mm512_unpacklo_epi32(r[0], r[1]), _mm512_unpacklo_epi32(r[2], r[3]));
-                let high = (_mm512_unpackhi_epi32(r[0], r[1]), _mm512_unpackhi_epi32(r[2], r[3]));
-                [
-                    _mm512_unpacklo_epi64(low.0, low.1),
-                    _mm512_unpackhi_epi64(low.0, low.1),
-                    _mm512_unpacklo_epi64(high.0, high.1),
-                    _mm512_unpackhi_epi64(high.0, high.1),
-                ]
-            };
-            for (fours, value) in fours.iter_mut().zip(values) {
-                fours[four] = value;
+        for four in 0..4 {
+            let (a, b) = (self.bytes(rows[4 * four]), self.bytes(rows[4 * four + 1]));
+            let (c, d) = (self.bytes(rows[4 * four + 2]), self.bytes(rows[4 * four + 3]));
+            avx2! {
+                let (low, high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+                let (low2, high2) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+                fours[0][four] = _mm512_unpacklo_epi64(low, low2);
+                fours[1][four] = _mm512_unpackhi_epi64(low, low2);
+                fours[2][four] = _mm512_unpacklo_epi64(high, high2);
+                fours[3][four] = _mm512_unpackhi_epi64(high, high2);
             }
         }
-        for (i, fours) in fours.into_iter().enumerate() {
-            for (quarter, value) in self.turn(fours).into_iter().enumerate() {
-                out[4 * quarter + i] = value;
+        let mut out = [self.zero_sums(); 16];
+        for i in 0..4 {
+            let turned = self.turn(fours[i]);
+            for quarter in 0..4 {
+                out[4 * quarter + i] = turned[quarter];
             }
         }
         out
     }
     #[inline(always)]
     fn spread(self, packed: Self::Bytes) -> [Self::Bytes; 2] {
+        if !VBMI {
+            return [spread(packed), spread(avx2!(_mm512_srli_epi32::<16>(packed)))];
+        }
         avx2! {
+            // First bits of the codes of eight bytes.
+            let first = _mm512_set1_epi64(0x2c28_2420_0c08_0400);
+            let other = _mm512_add_epi8(first, _mm512_set1_epi8(16));
             let mask = _mm512_set1_epi8(15);
-            if VBMI {
-                // First bits of the codes of eight bytes.
-                let first = _mm512_set1_epi64(0x2c28_2420_0c08_0400);
-                let other = _mm512_add_epi8(first, _mm512_set1_epi8(16));
-                return [first, other]
-                    .map(|bits| _mm512_and_si512(_mm512_multishift_epi64_epi8(bits, packed), mask));
-            }
-            [_mm512_and_si512(packed, _mm512_set1_epi32(0xffff)), _mm512_srli_epi32::<16>(packed)].map(|codes| {
-                let pairs = _mm512_or_si512(codes, _mm512_slli_epi32::<8>(codes));
-                let pairs = _mm512_and_si512(pairs, _mm512_set1_epi16(0xff));
-                _mm512_and_si512(_mm512_or_si512(pairs, _mm512_slli_epi32::<4>(pairs)), mask)
-            })
+            [
+                _mm512_and_si512(_mm512_multishift_epi64_epi8(first, packed), mask),
+                _mm512_and_si512(_mm512_multishift_epi64_epi8(other, packed), mask),
+            ]
         }
     }
     #[inline(always)]
