@@ -17,6 +17,7 @@ SYSTEMS = (
     "Be kind and brief.",
 )
 THINK_SHARE = 0.35
+ONE_QUESTION_SHARE = 0.3  # of the stories: a first answer that is also the last one, the only place to think at once
 
 
 def preface(rng):
@@ -75,17 +76,20 @@ def story_recall(rng, room, held_out=False):
     rng.shuffle(facts)
     if rng.random() < 0.4:  # the first fact of the text is the farthest away: ask for it often
         facts.sort(key=lambda f: text.find(f.sentence))
+    think_share = THINK_SHARE
+    if not held_out and rng.random() < ONE_QUESTION_SHARE:
+        facts, think_share = facts[:1], 0.7
     messages = [*head, user(f"{intro}\n\n{text}\n\n{rng.choice(facts[0].questions)}", _weight=text_weight(text))]
     for i, f in enumerate(facts):
         if i:
             messages.append(user(rng.choice(f.questions)))
-        messages.append(recall_answer(rng, f, short, last=i + 1 == len(facts)))
+        messages.append(recall_answer(rng, f, short, think_share if i + 1 == len(facts) else 0.0))
     return Conversation("story_recall", messages, expect=[facts[-1].value])
 
 
-def recall_answer(rng, f, short, last):
+def recall_answer(rng, f, short, think_share):
     reasoning = ""
-    if last and rng.random() < THINK_SHARE:
+    if think_share and rng.random() < think_share:
         reasoning = some(
             rng,
             f"The text says: {f.sentence}",
