@@ -120,7 +120,7 @@ fn share(ours: &Ours, limits: &Limits, work: Work, rate: f64) -> Option<f64> {
             Case { test: Test::Decode { tokens: DECODE_STEPS, sequences }, depth }
         }
     };
-    Some(limits.share(&case, &needed, rate))
+    limits.share(&case, &needed, rate)
 }
 
 /// The peer's fastest type and setting: types and repacking by a short form of the work, then flash attention by a longer one.
