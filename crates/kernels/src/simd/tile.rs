@@ -210,7 +210,8 @@ impl<'a, const TILES: usize> Chunk<'a, TILES> {
         TOKENS
     }
 
-    /// The accumulators plus the chunk's products.
+    /// The accumulators plus the chunk's products. Where nothing has to be subtracted from wide codes, all codes are
+    /// multiplied alike.
     #[inline(always)]
     fn add<S: Simd, const TOKENS: usize>(
         &self,
@@ -224,6 +225,7 @@ impl<'a, const TILES: usize> Chunk<'a, TILES> {
         }
     }
 
+    /// See [`Chunk::add`]; `WIDE` are codes of any size, else they are below 64.
     #[inline(always)]
     fn add_codes<S: Simd, const TOKENS: usize, const WIDE: bool>(
         &self,

@@ -1,6 +1,7 @@
 //! Clients that are hostile, broken, or only naive.
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -119,14 +120,20 @@ fn an_answer_that_nobody_reads_is_given_up() {
     assert!(!rest.ends_with(b"0\r\n\r\n"));
 }
 
+/// A request that does not end before the script takes steps, and an unload that waits for it.
+fn unload_behind_a_request(script: &Script, server: &Server) -> [TcpStream; 2] {
+    script.steps.store(0, Ordering::SeqCst);
+    let running = begin(server, CHAT, &hi());
+    wait_until("a request is in", || server.busy() == 1);
+    let unload = begin(server, "/v1/models/unload", &json!({}));
+    thread::sleep(Duration::from_millis(50));
+    [running, unload]
+}
+
 #[test]
 fn requests_that_come_after_an_unload_wait_for_it() {
     let (script, server) = scripted(Config::default());
-    script.steps.store(0, Ordering::SeqCst);
-    let running = begin(&server, CHAT, &hi());
-    wait_until("a request is in", || server.busy() == 1);
-    let unload = begin(&server, "/v1/models/unload", &json!({}));
-    thread::sleep(Duration::from_millis(50));
+    let [running, unload] = unload_behind_a_request(&script, &server);
     let later = begin(&server, CHAT, &hi());
     wait_until("another one is in", || server.busy() == 2);
     script.steps.store(usize::MAX, Ordering::SeqCst);
@@ -139,11 +146,7 @@ fn requests_that_come_after_an_unload_wait_for_it() {
 #[test]
 fn a_load_after_an_unload_has_the_last_word() {
     let (script, server) = scripted(Config::default());
-    script.steps.store(0, Ordering::SeqCst);
-    let running = begin(&server, CHAT, &hi());
-    wait_until("a request is in", || server.busy() == 1);
-    let unload = begin(&server, "/v1/models/unload", &json!({}));
-    thread::sleep(Duration::from_millis(50));
+    let [running, unload] = unload_behind_a_request(&script, &server);
     assert_eq!(server.post("/v1/models/load", &json!({})).json()["status"], "loaded");
     assert_eq!(Reply::read(unload).json()["status"], "loaded");
     script.steps.store(usize::MAX, Ordering::SeqCst);
