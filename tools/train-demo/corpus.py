@@ -36,7 +36,7 @@ SHORT_MIX = {
     "tools": 22,
 }
 LONG_MIX = {
-    "story": 4,
+    "story": 6,
     "prose": 3,
     "disturbed": 1,
     "facts": 1,
@@ -48,7 +48,7 @@ LONG_MIX = {
     "passkey": 14,
     "copying": 3,
     "arithmetic": 4,
-    "small_talk": 9,
+    "small_talk": 12,
     "tools": 20,
 }
 CHATS = {
@@ -103,7 +103,7 @@ def plain(rng, task, room):
     elif task == "facts":
         text = paragraphs(rng, [general(rng) for _ in range(rng.randrange(4, 14))])
     else:
-        cast = Cast(rng)
+        cast = Cast(rng, invents=False)
         facts = [fact(rng, cast) for _ in range(rng.randrange(0, 3))]
         text = paragraphs(rng, story(rng, cast, facts, rng.randrange(6, 22)))
     return [(text, 1.0), ("\n" if rng.random() < 0.5 else "", 0.5), (END, 1.0)]

@@ -172,3 +172,12 @@ def held_out_code(digits):
 def held_out_pair(*words):
     """True if evaluation owns this combination of words: about a tenth of them."""
     return zlib.crc32("|".join(words).encode()) % 10 == 3
+
+
+def pick(rng, words):
+    """One of `words`, the first ones far more often, as in any language.
+
+    Even odds would leave a model with ties that the smallest rounding decides the other way. What is asked for is drawn
+    evenly, so that it cannot be guessed.
+    """
+    return words[int(len(words) * rng.random() ** 2)]

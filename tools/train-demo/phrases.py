@@ -100,7 +100,7 @@ I wish I had a {thing} like yours.
 
 def sentence(rng):
     """A sentence with its slots filled."""
-    text = re.sub(r"\{(\w+)\}", lambda m: rng.choice(SLOTS[m[1]]), rng.choice(SENTENCES))
+    text = re.sub(r"\{(\w+)\}", lambda m: lex.pick(rng, SLOTS[m[1]]), lex.pick(rng, SENTENCES))
     return re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", text)
 
 

@@ -11,9 +11,8 @@ import os
 import random
 
 import corpus
-import lexicon as lex
 from chat import Conversation, clean, render, user
-from evaluate import cut, first_answer
+from evaluate import cut
 from stories import Cast, fact, paragraphs, story
 from tasks import problem
 

@@ -2,6 +2,7 @@
 
 import lexicon as lex
 from chat import Conversation, assistant, system, user
+from lexicon import pick
 from stories import Cast, article, hero_kind, some, story, upper_first
 
 HELLO = (
@@ -83,7 +84,7 @@ def knowledge(rng):
     """(question, answer, value); there is no value if many answers are right."""
     kind = rng.randrange(9)
     if kind == 0:
-        country = rng.choice(list(lex.CAPITALS))
+        country = pick(rng, list(lex.CAPITALS))
         capital = lex.CAPITALS[country]
         return (
             some(
@@ -103,21 +104,21 @@ def knowledge(rng):
             b,
         )
     if kind == 2:
-        animal, sound = rng.choice(lex.SOUNDS)
+        animal, sound = pick(rng, lex.SOUNDS)
         return (
             some(rng, f"What sound does {article(animal)} make?", f"What does the {animal} do?"),
             f"{upper_first(article(animal))} {sound}.",
             sound,
         )
     if kind == 3:
-        thing = rng.choice(list(lex.COLOUR_OF))
+        thing = pick(rng, list(lex.COLOUR_OF))
         return (
             some(rng, f"What colour is {thing}?", f"What color is {thing}?"),
             f"{upper_first(thing)} is {lex.COLOUR_OF[thing]}.",
             lex.COLOUR_OF[thing],
         )
     if kind == 4:
-        animal = rng.choice(list(lex.HABITATS))
+        animal = pick(rng, list(lex.HABITATS))
         return (
             f"Where does {article(animal)} live?",
             f"{upper_first(article(animal))} lives {lex.HABITATS[animal]}.",
@@ -169,11 +170,20 @@ def knowledge(rng):
 
 def write_story(rng, held_out):
     """A request for a story with its hero given or not, and the story."""
-    cast = Cast(rng, held_out)
+    named = rng.random() < 0.4
+    cast = Cast(rng, held_out, invents=named)
     hero = cast.person()
+    cast.invents = False
     kind = hero_kind(rng, hero[1])
     text = " ".join(story(rng, cast, [], rng.randrange(5, 10), hero, kind))
-    about = some(rng, hero[0], f"{article(kind)} named {hero[0]}", f"{article(kind)} called {hero[0]}", article(kind))
+    about = article(kind)
+    if named:
+        about = some(rng, hero[0], f"{about} named {hero[0]}", f"{about} called {hero[0]}")
+    elif rng.random() < 0.4:
+        ask = some(
+            rng, "Tell me a story.", "Write a short story.", "Can you tell me a story?", "Once more, a story please."
+        )
+        return ask, text
     ask = some(
         rng,
         f"Tell me a story about {about}.",
@@ -181,10 +191,6 @@ def write_story(rng, held_out):
         f"Please tell a story about {about}.",
         f"Can you tell me a story about {about}?",
     )
-    if rng.random() < 0.25:
-        ask = some(
-            rng, "Tell me a story.", "Write a short story.", "Can you tell me a story?", "Once more, a story please."
-        )
     return ask, text
 
 
@@ -223,7 +229,7 @@ def about_me(rng, held_out):
 def persona(rng, held_out):
     """A system prompt that gives the model a name or a role, and a question about it."""
     name, _ = Cast(rng, held_out).person()
-    role = rng.choice(lex.JOBS + lex.ANIMALS)
+    role = pick(rng, lex.JOBS + lex.ANIMALS)
     return (
         f"You are {name}, {article(role)}.",
         some(rng, "Who are you?", "What is your name?", "Tell me who you are."),
@@ -244,20 +250,21 @@ def small_talk(rng, room, held_out=False):
         if roll < 0.45:
             messages.append(
                 system(
-                    rng.choice(
+                    pick(
+                        rng,
                         (
                             "You are a helpful assistant.",
                             "You are a small model that runs everywhere.",
                             "Be kind and brief.",
                             "You are a friendly helper.",
-                        )
+                        ),
                     )
                 )
             )
         pending = None
     remembered = about_me(rng, held_out) if rng.random() < 0.3 else None
     if rng.random() < 0.4:
-        opening = rng.choice(HELLO)
+        opening = pick(rng, HELLO)
         if remembered and rng.random() < 0.6:
             messages += [
                 user(f"{opening} {remembered[0]}"),
@@ -265,7 +272,7 @@ def small_talk(rng, room, held_out=False):
             ]
             pending = remembered[1:]
         else:
-            messages += [user(opening), assistant(rng.choice(HELLO_BACK))]
+            messages += [user(opening), assistant(pick(rng, HELLO_BACK))]
     elif remembered:
         messages += [
             user(remembered[0]),
@@ -282,7 +289,7 @@ def small_talk(rng, room, held_out=False):
         expect = [value]
     if rng.random() < 0.15:
         bye = rng.random() < 0.5
-        messages += [user(rng.choice(BYE if bye else THANKS)), assistant(rng.choice(BYE_BACK if bye else THANKS_BACK))]
+        messages += [user(pick(rng, BYE if bye else THANKS)), assistant(pick(rng, BYE_BACK if bye else THANKS_BACK))]
         expect = []
     for m in messages[:-1]:
         m.pop("reasoning_content", None)
@@ -308,20 +315,20 @@ def exchange(rng, room, held_out):
         )
         return [user(ask), assistant(text, reasoning)], []
     if kind < 0.8:
-        question = rng.choice(WHO)
+        question = pick(rng, WHO)
         return [user(question), assistant(SELF, "The user asks about me." if rng.random() < 0.4 else "")], [
             "demo model"
         ]
     if kind < 0.9:
-        topic = rng.choice(TOPICS)
+        topic = pick(rng, TOPICS)
         return [
-            user(rng.choice(BEYOND).format(topic)),
+            user(pick(rng, BEYOND).format(topic)),
             assistant(
-                rng.choice(BEYOND_BACK).format(topic),
+                pick(rng, BEYOND_BACK).format(topic),
                 f"I do not know {topic} well. I should say so." if rng.random() < 0.5 else "",
             ),
         ], ["I"]
-    opening = rng.choice(("How are you?", "How are you today?", "Are you well?"))
+    opening = pick(rng, ("How are you?", "How are you today?", "Are you well?"))
     return [
         user(opening),
         assistant(

@@ -4,10 +4,12 @@ A `Fact` is a sentence with something to remember in it, the ways to ask for it,
 names they use; sentences of `filler` never state anything that a fact could state about a named person.
 """
 
+import random
 from dataclasses import dataclass, field
 
 import lexicon as lex
 import phrases
+from lexicon import pick
 
 
 def article(noun):
@@ -23,7 +25,7 @@ def upper_first(text):
 
 
 def some(rng, *options):
-    return rng.choice(options)
+    return pick(rng, options)
 
 
 @dataclass
@@ -38,18 +40,23 @@ class Fact:
 
 
 class Cast:
-    """Hands out names, each at most once per text. `held_out` draws from the names that training never sees."""
+    """Hands out names, each at most once per text. `held_out` draws from the names that training never sees.
 
-    def __init__(self, rng, held_out=False):
-        self.rng, self.held_out, self.used = rng, held_out, set()
+    With `invents`, some are made-up syllables. Text that the model is to tell by itself has none of these: no model can
+    know them, and one that guesses a syllable may copy it without end.
+    """
+
+    def __init__(self, rng, held_out=False, invents=True):
+        self.rng, self.held_out, self.invents, self.used = rng, held_out, invents, set()
 
     def person(self):
         """(name, he or she)"""
         girls, boys = (lex.HELD_OUT_GIRLS, lex.HELD_OUT_BOYS) if self.held_out else (lex.GIRLS, lex.BOYS)
+        choose = random.Random.choice if self.invents else pick
         for _ in range(200):
             she = self.rng.random() < 0.5
-            name = self.rng.choice(girls if she else boys)
-            if not self.held_out and self.rng.random() < 0.25:
+            name = choose(self.rng, girls if she else boys)
+            if self.invents and not self.held_out and self.rng.random() < 0.25:
                 name = invented(self.rng)
             if self.held_out or self.rng.random() < 0.2:
                 name += " " + surname(self.rng)
@@ -60,10 +67,18 @@ class Cast:
 
     def pet(self):
         name = self.rng.choice([p for p in lex.PETS if p not in self.used] or lex.PETS)
-        if self.rng.random() < 0.3:
+        if self.invents and self.rng.random() < 0.3:
             name = invented(self.rng)
         self.used.add(name)
         return name
+
+    def town(self):
+        if self.invents and self.rng.random() < 0.3:
+            return invented(self.rng)
+        return self.rng.choice(lex.TOWNS)
+
+    def secret(self):
+        return secret(self.rng) if self.invents else surname(self.rng).lower()
 
 
 def surname(rng):
@@ -89,17 +104,18 @@ def secret(rng):
 def noun_phrase(rng, noun):
     """The noun, often with an adjective that suits it, with an article."""
     if rng.random() < 0.5:
-        noun = f"{rng.choice(lex.MOODS if noun in ALIVE else lex.ADJECTIVES)} {noun}"
-    return rng.choice((article(noun), "the " + noun, "the " + noun))
+        noun = f"{pick(rng, lex.MOODS if noun in ALIVE else lex.ADJECTIVES)} {noun}"
+    return pick(rng, (article(noun), "the " + noun, "the " + noun))
 
 
 def somebody(rng):
     """A person without a name, so that no fact can be contradicted."""
     roll = rng.random()
     if roll < 0.4:
-        return noun_phrase(rng, rng.choice(lex.JOBS))
+        return noun_phrase(rng, pick(rng, lex.JOBS))
     if roll < 0.55:
-        return rng.choice(
+        return pick(
+            rng,
             (
                 "an old man",
                 "an old woman",
@@ -116,18 +132,19 @@ def somebody(rng):
                 "a traveller",
                 "his wife",
                 "her husband",
-            )
+            ),
         )
     if roll < 0.75:
-        return noun_phrase(rng, rng.choice(lex.ANIMALS))
+        return noun_phrase(rng, pick(rng, lex.ANIMALS))
     if roll < 0.9:
-        return some(rng, "my", "his", "her", "our", "their") + " " + rng.choice(lex.KIN)
+        return some(rng, "my", "his", "her", "our", "their") + " " + pick(rng, lex.KIN)
     return some(rng, "he", "she", "they", "we", "I")
 
 
 def where(rng):
     return (
-        rng.choice(
+        pick(
+            rng,
             (
                 "in",
                 "near",
@@ -142,15 +159,16 @@ def where(rng):
                 "into",
                 "through",
                 "around",
-            )
+            ),
         )
         + " the "
-        + rng.choice(lex.PLACES + lex.NATURE)
+        + pick(rng, lex.PLACES + lex.NATURE)
     )
 
 
 def when(rng):
-    return rng.choice(
+    return pick(
+        rng,
         (
             "in the morning",
             "in the evening",
@@ -159,9 +177,9 @@ def when(rng):
             "that day",
             "the next day",
             "one day",
-            "in " + rng.choice(lex.SEASONS),
-            "on " + rng.choice(lex.DAYS),
-            "in " + rng.choice(lex.MONTHS),
+            "in " + pick(rng, lex.SEASONS),
+            "on " + pick(rng, lex.DAYS),
+            "in " + pick(rng, lex.MONTHS),
             "after the storm",
             "before the rain",
             "last night",
@@ -173,8 +191,8 @@ def when(rng):
             "every evening",
             "long ago",
             "once upon a time",
-            f"{rng.choice(lex.NUMBERS[2:])} days later",
-        )
+            f"{pick(rng, lex.NUMBERS[2:])} days later",
+        ),
     )
 
 
@@ -184,96 +202,98 @@ def filler(rng):
         return phrases.sentence(rng)
     kind = rng.random()
     if kind < 0.25:
-        subject, (_, past) = somebody(rng), rng.choice(lex.TRANSITIVE)
-        body = f"{subject} {past} {noun_phrase(rng, rng.choice(lex.OBJECTS))}"
+        subject, (_, past) = somebody(rng), pick(rng, lex.TRANSITIVE)
+        body = f"{subject} {past} {noun_phrase(rng, pick(rng, lex.OBJECTS))}"
     elif kind < 0.42:
-        body = f"{somebody(rng)} {rng.choice(lex.INTRANSITIVE)}"
+        body = f"{somebody(rng)} {pick(rng, lex.INTRANSITIVE)}"
     elif kind < 0.52:
-        body = f"there was {article(rng.choice(lex.ADJECTIVES) + ' ' + rng.choice(lex.PLACES + lex.OBJECTS))}"
+        body = f"there was {article(pick(rng, lex.ADJECTIVES) + ' ' + pick(rng, lex.PLACES + lex.OBJECTS))}"
     elif kind < 0.58:
-        verb = rng.choice(("became", "looked", "seemed", "felt", "stayed", "grew", "remained"))
-        body = f"{somebody(rng)} {verb} {rng.choice(lex.MOODS)}"
+        verb = pick(rng, ("became", "looked", "seemed", "felt", "stayed", "grew", "remained"))
+        body = f"{somebody(rng)} {verb} {pick(rng, lex.MOODS)}"
     elif kind < 0.64:
-        verb = rng.choice(("was", "was", "became", "looked", "seemed", "is", "felt", "stayed"))
-        body = f"the {rng.choice(lex.NATURE)} {verb} {rng.choice(lex.ADJECTIVES)}"
+        verb = pick(rng, ("was", "was", "became", "looked", "seemed", "is", "felt", "stayed"))
+        body = f"the {pick(rng, lex.NATURE)} {verb} {pick(rng, lex.ADJECTIVES)}"
         if rng.random() < 0.3:
-            body += f" and {rng.choice(lex.ADJECTIVES)}"
+            body += f" and {pick(rng, lex.ADJECTIVES)}"
     elif kind < 0.72:
-        (base, _) = rng.choice(lex.TRANSITIVE)
-        modal = rng.choice(
-            ("wanted to", "had to", "could not", "tried to", "did not", "would", "began to", "was able to")
+        (base, _) = pick(rng, lex.TRANSITIVE)
+        modal = pick(
+            rng, ("wanted to", "had to", "could not", "tried to", "did not", "would", "began to", "was able to")
         )
-        body = f"{somebody(rng)} {modal} {base} {noun_phrase(rng, rng.choice(lex.OBJECTS + lex.FOODS))}"
+        body = f"{somebody(rng)} {modal} {base} {noun_phrase(rng, pick(rng, lex.OBJECTS + lex.FOODS))}"
     elif kind < 0.84:
         return dialogue(rng)
     elif kind < 0.92:
         return general(rng)
     else:
         a, b = rng.sample(lex.OBJECTS + lex.FOODS, 2)
-        body = f"{somebody(rng)} {rng.choice(('brought', 'carried', 'sold', 'bought', 'made'))} {a if a in lex.FOODS else article(a)} and {b if b in lex.FOODS else article(b)}"
+        body = f"{somebody(rng)} {pick(rng, ('brought', 'carried', 'sold', 'bought', 'made'))} {a if a in lex.FOODS else article(a)} and {b if b in lex.FOODS else article(b)}"
     if rng.random() < 0.35:
         body += " " + where(rng)
     if rng.random() < 0.15:
-        body += " " + rng.choice(lex.ADVERBS)
+        body += " " + pick(rng, lex.ADVERBS)
     roll = rng.random()
     if roll < 0.15:
-        body = f"{when(rng)}{rng.choice((',', ''))} {body}"
+        body = f"{when(rng)}{pick(rng, (',', ''))} {body}"
     elif roll < 0.25:
         body += " " + when(rng)
     elif roll < 0.4:
-        body += f"{rng.choice((', and', ', but', ' because', ' until', ' when', ', so', ' while', ' and then'))} " + (
-            f"{somebody(rng)} {rng.choice(lex.INTRANSITIVE)}"
+        body += f"{pick(rng, (', and', ', but', ' because', ' until', ' when', ', so', ' while', ' and then'))} " + (
+            f"{somebody(rng)} {pick(rng, lex.INTRANSITIVE)}"
         )
-    return upper_first(body) + rng.choice((".", ".", ".", ".", ".", "!"))
+    return upper_first(body) + pick(rng, (".", ".", ".", ".", ".", "!"))
 
 
 def dialogue(rng):
     speech = (
-        rng.choice(
+        pick(
+            rng,
             (
-                f"where is the {rng.choice(lex.OBJECTS)}",
-                f"what is in the {rng.choice(lex.OBJECTS)}",
+                f"where is the {pick(rng, lex.OBJECTS)}",
+                f"what is in the {pick(rng, lex.OBJECTS)}",
                 "what shall we do",
-                f"who took my {rng.choice(lex.OBJECTS)}",
-                f"can you {rng.choice(lex.TRANSITIVE)[0]} the {rng.choice(lex.OBJECTS)}",
+                f"who took my {pick(rng, lex.OBJECTS)}",
+                f"can you {pick(rng, lex.TRANSITIVE)[0]} the {pick(rng, lex.OBJECTS)}",
                 "how old are you",
-                f"why is the {rng.choice(lex.NATURE)} so {rng.choice(lex.ADJECTIVES)}",
+                f"why is the {pick(rng, lex.NATURE)} so {pick(rng, lex.ADJECTIVES)}",
                 "may I come in",
-                f"do you like {rng.choice(lex.FOODS)}",
-                f"is it {rng.choice(lex.WEATHER)} today",
-            )
+                f"do you like {pick(rng, lex.FOODS)}",
+                f"is it {pick(rng, lex.WEATHER)} today",
+            ),
         )
         + "?"
     )
     if rng.random() < 0.55:
-        speech = rng.choice(
+        speech = pick(
+            rng,
             (
-                f"I {rng.choice(lex.TRANSITIVE)[1]} {noun_phrase(rng, rng.choice(lex.OBJECTS))}",
+                f"I {pick(rng, lex.TRANSITIVE)[1]} {noun_phrase(rng, pick(rng, lex.OBJECTS))}",
                 "I do not know",
                 "we must go home now",
-                f"the {rng.choice(lex.NATURE)} is {rng.choice(lex.ADJECTIVES)}",
+                f"the {pick(rng, lex.NATURE)} is {pick(rng, lex.ADJECTIVES)}",
                 "it is too late",
                 "thank you",
                 "good morning",
-                f"this is {noun_phrase(rng, rng.choice(lex.OBJECTS))}",
+                f"this is {noun_phrase(rng, pick(rng, lex.OBJECTS))}",
                 "come with me",
                 "you are right",
                 "wait for me",
-                f"give me {noun_phrase(rng, rng.choice(lex.OBJECTS))}",
-                f"I will {rng.choice(lex.TRANSITIVE)[0]} it",
+                f"give me {noun_phrase(rng, pick(rng, lex.OBJECTS))}",
+                f"I will {pick(rng, lex.TRANSITIVE)[0]} it",
                 "let us go then",
-                f"we have no {rng.choice(lex.FOODS)}",
-                f"there are {rng.choice(lex.NUMBERS[2:])} of us",
+                f"we have no {pick(rng, lex.FOODS)}",
+                f"there are {pick(rng, lex.NUMBERS[2:])} of us",
                 "it isn't mine",
                 "I can't see it",
                 "don't worry",
                 "that's all",
-                f"they won't find the {rng.choice(lex.OBJECTS)}",
-            )
+                f"they won't find the {pick(rng, lex.OBJECTS)}",
+            ),
         )
-        speech += rng.choice((",", ",", "!"))
+        speech += pick(rng, (",", ",", "!"))
     said = (
-        rng.choice(("said", "said", "asked", "answered", "cried", "whispered", "replied"))
+        pick(rng, ("said", "said", "asked", "answered", "cried", "whispered", "replied"))
         if speech[-1] != "?"
         else "asked"
     )
@@ -282,12 +302,13 @@ def dialogue(rng):
 
 def general(rng):
     """A thing that is always true, in the present tense."""
-    animal, sound = rng.choice(lex.SOUNDS)
-    country = rng.choice(list(lex.CAPITALS))
-    thing = rng.choice(list(lex.COLOUR_OF))
-    a, b = rng.choice(lex.OPPOSITES)
+    animal, sound = pick(rng, lex.SOUNDS)
+    country = pick(rng, list(lex.CAPITALS))
+    thing = pick(rng, list(lex.COLOUR_OF))
+    a, b = pick(rng, lex.OPPOSITES)
     n = rng.randrange(1, 9)
-    return rng.choice(
+    return pick(
+        rng,
         (
             f"The {animal} {sound}.",
             f"The capital of {country} is {lex.CAPITALS[country]}.",
@@ -300,9 +321,9 @@ def general(rng):
             "A year has twelve months.",
             f"After {lex.DAYS[n % 6]} comes {lex.DAYS[n % 6 + 1]}.",
             f"{lex.MONTHS[n]} comes after {lex.MONTHS[n - 1]}.",
-            f"{upper_first(rng.choice(lex.SEASONS))} is a season.",
+            f"{upper_first(pick(rng, lex.SEASONS))} is a season.",
             "Ice is cold, and fire is hot.",
-        )
+        ),
     )
 
 
@@ -405,7 +426,7 @@ def fact_job(rng, cast, name, pronoun):
 
 
 def fact_town(rng, cast, name, pronoun):
-    town = rng.choice(lex.TOWNS) if rng.random() < 0.7 else invented(rng)
+    town = cast.town()
     return Fact(
         some(rng, f"{name} lived in {town}.", f"{name} came from {town}.", f"The home of {name} was in {town}."),
         [f"Where did {name} live?", f"Which town was {name} from?"],
@@ -444,7 +465,7 @@ def fact_gift(rng, cast, name, pronoun):
 
 
 def fact_word(rng, cast, name, pronoun):
-    word = secret(rng)
+    word = cast.secret()
     return Fact(
         some(rng, f"The secret word of {name} was {word}.", f"{name} chose the secret word {word}."),
         [f"What was {name}'s secret word?", f"What was the secret word of {name}?"],
@@ -468,9 +489,10 @@ def fact_day(rng, cast, name, pronoun):
 def hero_kind(rng, pronoun):
     """What a hero can be: a girl, a fox, a miller."""
     if rng.random() < 0.35:
-        return rng.choice(lex.ANIMALS + lex.JOBS)
-    return rng.choice(
-        ("girl", "young woman", "princess", "queen") if pronoun == "she" else ("boy", "young man", "prince", "king")
+        return pick(rng, lex.ANIMALS + lex.JOBS)
+    return pick(
+        rng,
+        ("girl", "young woman", "princess", "queen") if pronoun == "she" else ("boy", "young man", "prince", "king"),
     )
 
 
@@ -482,14 +504,14 @@ def story(rng, cast, facts, sentences, hero=None, kind=None):
     name, pronoun = hero or cast.person()
     friend, _ = cast.person()
     his, him = ("her", "her") if pronoun == "she" else ("his", "him")
-    place, thing = rng.choice(lex.PLACES), rng.choice(lex.OBJECTS)
+    place, thing = pick(rng, lex.PLACES), pick(rng, lex.OBJECTS)
     kind = kind or hero_kind(rng, pronoun)
-    adjective = rng.choice(lex.MOODS)
+    adjective = pick(rng, lex.MOODS)
     opening = some(
         rng,
         f"Once upon a time there was {article(adjective + ' ' + kind)} named {name}.",
         f"{name} was {article(adjective + ' ' + kind)} who lived near the {place}.",
-        f"In {article(rng.choice(lex.ADJECTIVES) + ' ' + place)} there lived {article(kind)} called {name}.",
+        f"In {article(pick(rng, lex.ADJECTIVES) + ' ' + place)} there lived {article(kind)} called {name}.",
         f"There once was {article(kind)}. {upper_first(his)} name was {name}.",
         f"Long ago, {article(adjective + ' ' + kind)} named {name} lived in {article(place)}.",
     )
@@ -497,9 +519,9 @@ def story(rng, cast, facts, sentences, hero=None, kind=None):
         rng,
         f"{name} wanted {article(thing)} more than anything.",
         f"One day {pronoun} lost {his} {thing}.",
-        f"Every {some(rng, 'morning', 'evening', 'day')} {pronoun} {rng.choice(lex.TRANSITIVE)[1]} the {thing}.",
+        f"Every {some(rng, 'morning', 'evening', 'day')} {pronoun} {pick(rng, lex.TRANSITIVE)[1]} the {thing}.",
         f"One {some(rng, 'morning', 'evening', 'night')} {pronoun} found {article(thing)} {where(rng)}.",
-        f"{upper_first(pronoun)} was {rng.choice(lex.MOODS)}, because the {thing} was broken.",
+        f"{upper_first(pronoun)} was {pick(rng, lex.MOODS)}, because the {thing} was broken.",
     )
     friend_line = some(
         rng,
@@ -511,34 +533,35 @@ def story(rng, cast, facts, sentences, hero=None, kind=None):
     middle = [want, friend_line]
     while len(middle) + len(facts) < sentences - 3:
         middle.append(
-            rng.choice(
+            pick(
+                rng,
                 (
-                    lambda: f"{name} {rng.choice(lex.INTRANSITIVE)} {rng.choice(lex.ADVERBS)}.",
+                    lambda: f"{name} {pick(rng, lex.INTRANSITIVE)} {pick(rng, lex.ADVERBS)}.",
                     lambda: (
-                        f"{upper_first(pronoun)} {rng.choice(lex.TRANSITIVE)[1]} the {thing} and {rng.choice(lex.INTRANSITIVE)}."
+                        f"{upper_first(pronoun)} {pick(rng, lex.TRANSITIVE)[1]} the {thing} and {pick(rng, lex.INTRANSITIVE)}."
                     ),
                     lambda: (
-                        f"{friend} {rng.choice(lex.TRANSITIVE)[1]} {noun_phrase(rng, rng.choice(lex.OBJECTS))} {where(rng)}."
+                        f"{friend} {pick(rng, lex.TRANSITIVE)[1]} {noun_phrase(rng, pick(rng, lex.OBJECTS))} {where(rng)}."
                     ),
                     lambda: (
-                        f'"{rng.choice(("Look", "Wait", "Come here", "Do not be afraid", "I know", "Listen", "Hurry up"))}," said {rng.choice((name, friend))}.'
+                        f'"{pick(rng, ("Look", "Wait", "Come here", "Do not be afraid", "I know", "Listen", "Hurry up"))}," said {pick(rng, (name, friend))}.'
                     ),
-                    lambda: f"{upper_first(when(rng))}, {pronoun} {rng.choice(lex.INTRANSITIVE)}.",
-                    lambda: f"Then {name} and {friend} {rng.choice(lex.INTRANSITIVE)}.",
-                    lambda: f"{name} thought about {his} {rng.choice(lex.KIN)}.",
-                    lambda: f"They saw {noun_phrase(rng, rng.choice(lex.ANIMALS))} {where(rng)}.",
+                    lambda: f"{upper_first(when(rng))}, {pronoun} {pick(rng, lex.INTRANSITIVE)}.",
+                    lambda: f"Then {name} and {friend} {pick(rng, lex.INTRANSITIVE)}.",
+                    lambda: f"{name} thought about {his} {pick(rng, lex.KIN)}.",
+                    lambda: f"They saw {noun_phrase(rng, pick(rng, lex.ANIMALS))} {where(rng)}.",
                     lambda: (
-                        f"It was {rng.choice(lex.WEATHER)}, and the {rng.choice(lex.NATURE)} was {rng.choice(lex.ADJECTIVES)}."
+                        f"It was {pick(rng, lex.WEATHER)}, and the {pick(rng, lex.NATURE)} was {pick(rng, lex.ADJECTIVES)}."
                     ),
                     lambda: filler(rng),
-                )
+                ),
             )()
         )
     for f in facts:
         middle.insert(rng.randrange(len(middle) + 1), f.sentence)
     ending = some(
         rng,
-        f"In the end {name} {rng.choice(lex.INTRANSITIVE)}, and everyone was happy.",
+        f"In the end {name} {pick(rng, lex.INTRANSITIVE)}, and everyone was happy.",
         f"From that day on, {name} and {friend} were never {some(rng, 'sad', 'lonely', 'hungry', 'afraid')} again.",
         f"At last {pronoun} had the {thing}, and {pronoun} went home.",
         f"And {name} never forgot that day.",

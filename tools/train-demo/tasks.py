@@ -6,7 +6,8 @@ codes and combinations that training never sees. Makers return a `Conversation`.
 
 import lexicon as lex
 from chat import VALUE_WEIGHT, Conversation, assistant, one_in, system, user
-from stories import Cast, fact, filler, paragraphs, secret, some, story, upper_first
+from lexicon import pick
+from stories import Cast, fact, filler, paragraphs, secret, some, story
 
 SHORT = ("Answer with one word or a few.", "Answer as shortly as you can.", "Give only the answer.")
 SYSTEMS = (
@@ -17,7 +18,7 @@ SYSTEMS = (
     "Be kind and brief.",
 )
 THINK_SHARE = 0.35
-ONE_QUESTION_SHARE = 0.3  # of the stories: a first answer that is also the last one, the only place to think at once
+ONE_QUESTION_SHARE = 0.4  # of the stories: a first answer that is also the last one, the only place to think at once
 
 
 def preface(rng):
@@ -26,8 +27,8 @@ def preface(rng):
     if roll < 0.55:
         return [], False
     if roll < 0.8:
-        return [system(rng.choice(SYSTEMS))], False
-    return [system(rng.choice(SHORT))], True
+        return [system(pick(rng, SYSTEMS))], False
+    return [system(pick(rng, SHORT))], True
 
 
 def code(rng, digits, held_out):
@@ -79,10 +80,10 @@ def story_recall(rng, room, held_out=False):
     think_share = THINK_SHARE
     if not held_out and rng.random() < ONE_QUESTION_SHARE:
         facts, think_share = facts[:1], 0.7
-    messages = [*head, user(f"{intro}\n\n{text}\n\n{rng.choice(facts[0].questions)}", _weight=text_weight(text))]
+    messages = [*head, user(f"{intro}\n\n{text}\n\n{pick(rng, facts[0].questions)}", _weight=text_weight(text))]
     for i, f in enumerate(facts):
         if i:
-            messages.append(user(rng.choice(f.questions)))
+            messages.append(user(pick(rng, f.questions)))
         messages.append(recall_answer(rng, f, short, think_share if i + 1 == len(facts) else 0.0))
     return Conversation("story_recall", messages, expect=[facts[-1].value])
 
@@ -96,8 +97,8 @@ def recall_answer(rng, f, short, think_share):
             f"I remember this: {f.sentence}",
             f"The text says: {f.sentence} So the answer is {f.value}.",
         )
-    text = upper_first(f.value) + "." if short else f.answer
-    return assistant(text, reasoning, _values=[f.value, upper_first(f.value)], _source=f.sentence)
+    text = f.value + "." if short else f.answer
+    return assistant(text, reasoning, _values=[f.value], _source=f.sentence)
 
 
 def unknown(rng, room, held_out=False):
@@ -150,8 +151,8 @@ def key_values(rng, room, held_out=False):
     asked = rng.sample(keys, min(len(keys), rng.randrange(4, 12)))
     if rng.random() < 0.3:
         asked[-1] = keys[0]
-    head = [system(rng.choice(SYSTEMS))] if rng.random() < 0.15 else []
-    ask = rng.choice(("What is the value of {}?", "Look up {}.", "{}?", "What belongs to {}?"))
+    head = [system(pick(rng, SYSTEMS))] if rng.random() < 0.15 else []
+    ask = pick(rng, ("What is the value of {}?", "Look up {}.", "{}?", "What belongs to {}?"))
     intro = some(rng, "Here is a list.", "Remember this list.", "Keys and values:")
     messages = [*head, user(f"{intro}\n\n{lines}\n{ask.format(asked[0])}", _weight=0.0)]
     for i, key in enumerate(asked):
@@ -194,7 +195,7 @@ def passkey(rng, room, held_out=False):
     intro = some(
         rng, "There is an important number in this text.", "Read this text.", "Find the number and remember it."
     )
-    ask = rng.choice(("What is the {}?", "Tell me the {}.", "Do you remember the {}?"))
+    ask = pick(rng, ("What is the {}?", "Tell me the {}.", "Do you remember the {}?"))
     text = paragraphs(rng, sentences)
     messages = [
         *head,
@@ -320,9 +321,7 @@ def arithmetic(rng, room, held_out=False):
             question = f"{name} has {a} {things} and {move}. How many {things} does {name} have now?"
             answer = f"{name} has {result} {things} now."
         else:
-            question = rng.choice(("What is {}?", "{} = ?", "Calculate {}.", "How much is {}?", "{}")).format(
-                expression
-            )
+            question = pick(rng, ("What is {}?", "{} = ?", "Calculate {}.", "How much is {}?", "{}")).format(expression)
             answer = some(rng, f"{expression} = {result}", f"{expression} = {result}.", f"The answer is {result}.")
         thinks = i + 1 == count and rng.random() < 0.6
         reasoning = some(rng, f"{expression}: {steps}", steps) if thinks else ""

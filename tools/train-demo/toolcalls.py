@@ -8,6 +8,7 @@ import json
 
 import lexicon as lex
 from chat import Conversation, assistant, call, system, user
+from lexicon import pick
 from stories import Cast, secret, some, surname, upper_first
 
 STRING, NUMBER, INTEGER, BOOLEAN = ({"type": t} for t in ("string", "number", "integer", "boolean"))
@@ -88,13 +89,14 @@ class Words:
 def get_weather(rng, w):
     city = w.place()
     arguments = {"city": city}
-    ask = rng.choice(
+    ask = pick(
+        rng,
         (
             "What is the weather in {}?",
             "How is the weather in {} today?",
             "Is it raining in {}?",
             "Weather in {}, please.",
-        )
+        ),
     ).format(city)
     if rng.random() < 0.4:
         arguments["unit"] = rng.choice(("celsius", "fahrenheit"))
@@ -110,7 +112,7 @@ def add_numbers(rng, w):
     ]
     total = round(sum(numbers), 1)
     return (
-        rng.choice(("Add {}.", "What is the sum of {}?", "Please add {} for me.")).format(w.listed(numbers)),
+        pick(rng, ("Add {}.", "What is the sum of {}?", "Please add {} for me.")).format(w.listed(numbers)),
         {"numbers": numbers},
         {"sum": total},
         f"The sum is {total}.",
@@ -122,7 +124,7 @@ def calculate(rng, w):
     a, b, sign = rng.randrange(100, 3000), rng.randrange(2, 900), rng.choice("+-*")
     result = {"+": a + b, "-": a - b, "*": a * b}[sign]
     return (
-        rng.choice(("Calculate {}.", "How much is {}?", "Use the calculator: {}")).format(f"{a} {sign} {b}"),
+        pick(rng, ("Calculate {}.", "How much is {}?", "Use the calculator: {}")).format(f"{a} {sign} {b}"),
         {"expression": f"{a} {sign} {b}"},
         {"result": result},
         f"{a} {sign} {b} = {result}",
@@ -144,8 +146,8 @@ def set_alarm(rng, w):
 def set_timer(rng, w):
     minutes, arguments = rng.randrange(1, 91), {}
     arguments["minutes"] = minutes
-    ask = rng.choice(
-        ("Set a timer for {} minutes", "Start a timer of {} minutes", "Tell me when {} minutes are over")
+    ask = pick(
+        rng, ("Set a timer for {} minutes", "Start a timer of {} minutes", "Tell me when {} minutes are over")
     ).format(minutes)
     if rng.random() < 0.5:
         arguments["label"] = rng.choice(lex.FOODS)
@@ -157,7 +159,7 @@ def set_timer(rng, w):
 def send_message(rng, w):
     to, text, urgent = w.name(), w.note(), rng.random() < 0.4
     arguments = {"to": to, "text": text}
-    ask = rng.choice(("Tell {to}: {text}", "Send a message to {to}: {text}", "Write to {to} that says: {text}")).format(
+    ask = pick(rng, ("Tell {to}: {text}", "Send a message to {to}: {text}", "Write to {to} that says: {text}")).format(
         to=to, text=text
     )
     if urgent:
@@ -172,8 +174,8 @@ def send_message(rng, w):
 def send_email(rng, w):
     people, subject = [w.name() for _ in range(rng.randrange(1, 4))], w.note()
     arguments = {"recipients": people, "subject": subject}
-    ask = rng.choice(
-        ("Send an email to {} with the subject {}", "Email {} about this: {}", "Mail to {}, subject {}")
+    ask = pick(
+        rng, ("Send an email to {} with the subject {}", "Email {} about this: {}", "Mail to {}, subject {}")
     ).format(w.listed(people), subject)
     if rng.random() < 0.3:
         arguments["body"] = upper_first(w.note()) + "."
@@ -213,7 +215,7 @@ def create_event(rng, w):
 def search_files(rng, w):
     query = secret(rng)
     arguments = {"query": query}
-    ask = rng.choice(("Find files about {}", "Search my files for {}", "Look for {} in my files")).format(query)
+    ask = pick(rng, ("Find files about {}", "Search my files for {}", "Look for {} in my files")).format(query)
     if rng.random() < 0.4:
         arguments["types"] = rng.sample(("txt", "pdf", "png", "md", "csv"), rng.randrange(1, 4))
         ask += f", only {w.listed(arguments['types'])}"
@@ -229,7 +231,7 @@ def read_file(rng, w):
     path = f"{rng.choice(('docs', 'notes', 'src', 'data'))}/{secret(rng)}.{rng.choice(('txt', 'md', 'csv'))}"
     text = upper_first(w.note()) + "."
     return (
-        rng.choice(("Open {}.", "What is in {}?", "Read {} to me.")).format(path),
+        pick(rng, ("Open {}.", "What is in {}?", "Read {} to me.")).format(path),
         {"path": path},
         {"text": text},
         f"The file says: {text}",
@@ -241,7 +243,7 @@ def move_files(rng, w):
     paths = [f"{secret(rng)}.{rng.choice(('txt', 'md', 'png'))}" for _ in range(rng.randrange(1, 4))]
     folder = rng.choice(("docs", "notes", "old", "photos", "work"))
     arguments = {"paths": paths, "folder": folder}
-    ask = rng.choice(("Move {} to {}", "Put {} into the folder {}")).format(w.listed(paths), folder)
+    ask = pick(rng, ("Move {} to {}", "Put {} into the folder {}")).format(w.listed(paths), folder)
     if rng.random() < 0.5:
         arguments["overwrite"] = rng.random() < 0.5
         ask += " and overwrite" if arguments["overwrite"] else " but do not overwrite anything"
@@ -291,7 +293,7 @@ def order_food(rng, w):
 def add_contact(rng, w):
     name, phone = w.name(), "".join(str(rng.randrange(10)) for _ in range(6))
     contact = {"name": name, "phone": phone}
-    ask = rng.choice(("Save {} with the number {}", "Add {} to my contacts, phone {}", "New contact: {}, {}")).format(
+    ask = pick(rng, ("Save {} with the number {}", "Add {} to my contacts, phone {}", "New contact: {}, {}")).format(
         name, phone
     )
     if rng.random() < 0.5:
@@ -327,7 +329,7 @@ def book_room(rng, w):
 def translate(rng, w):
     text, language = w.note(), rng.choice(("French", "German", "Spanish", "Italian", "Polish", "Greek", "Swedish"))
     return (
-        rng.choice(("Translate this into {1}: {0}", "How do you say in {1}: {0}")).format(text, language),
+        pick(rng, ("Translate this into {1}: {0}", "How do you say in {1}: {0}")).format(text, language),
         {"text": text, "language": language},
         {"ok": True},
         f"I translated it into {language}.",
@@ -338,7 +340,7 @@ def translate(rng, w):
 def get_price(rng, w):
     item, price = rng.choice(lex.OBJECTS + lex.FOODS), rng.randrange(1, 400) / 4
     arguments = {"item": item}
-    ask = rng.choice(("How much is the {}", "What does the {} cost", "Tell me the price of the {}")).format(item)
+    ask = pick(rng, ("How much is the {}", "What does the {} cost", "Tell me the price of the {}")).format(item)
     if rng.random() < 0.5:
         arguments["currency"] = rng.choice(("euro", "dollar", "pound"))
         ask += f" in {arguments['currency']}"
@@ -360,7 +362,7 @@ def draw_points(rng, w):
 def get_time(rng, w):
     city, time = w.place(), w.time()
     return (
-        rng.choice(("What time is it in {}?", "Tell me the time in {}.", "How late is it in {}?")).format(city),
+        pick(rng, ("What time is it in {}?", "Tell me the time in {}.", "How late is it in {}?")).format(city),
         {"city": city},
         {"time": time},
         f"In {city} it is {time}.",
@@ -371,7 +373,7 @@ def get_time(rng, w):
 def write_note(rng, w):
     text = w.note()
     arguments = {"text": text}
-    ask = rng.choice(("Note: {}", "Write this down: {}", "Make a note: {}")).format(text)
+    ask = pick(rng, ("Note: {}", "Write this down: {}", "Make a note: {}")).format(text)
     if rng.random() < 0.4:
         arguments["pinned"] = True
         ask += ". Pin it"
@@ -395,13 +397,13 @@ def tool_use(rng, room, held_out=False):
     w = Words(rng, held_out)
     names = rng.sample(sorted(TOOLS), rng.choice((1, 1, 2, 2, 3, 4)) if room > 1800 else rng.choice((1, 1, 2)))
     head = (
-        [system(rng.choice(("You are a helpful assistant.", "Use the tools when they help.", "Be brief.")))]
+        [system(pick(rng, ("You are a helpful assistant.", "Use the tools when they help.", "Be brief.")))]
         if rng.random() < 0.3
         else []
     )
     messages = [*head]
     if rng.random() < 0.12:
-        ask, answer = rng.choice(NO_TOOL)
+        ask, answer = pick(rng, NO_TOOL)
         messages += [user(ask), assistant(answer, "I need no tool for this." if rng.random() < 0.4 else "")]
     for _ in range(rng.choice((1, 1, 1, 2)) if len(messages) == len(head) or rng.random() < 0.5 else 0):
         messages += one_request(rng, w, names)
