@@ -162,20 +162,29 @@ impl Bench {
     fn delta(&self) {
         let heads = 16;
         let shape = DeltaShape { key_heads: heads, value_heads: heads, key_dim: 128, value_dim: 128 };
-        for tokens in [1, 64] {
-            let name = format!("delta/{tokens}");
-            if !self.wants(&name) {
+        let state_len = heads * 128 * 128;
+        for (name, tokens, states) in [
+            ("delta/1", 1, 1),
+            ("delta/1/memory", 1, LARGE / size_of::<f32>() / state_len),
+            ("delta/2/memory", 2, LARGE / size_of::<f32>() / state_len),
+            ("delta/64", 64, 1),
+        ] {
+            if !self.wants(name) {
                 continue;
             }
             let (qkv, gates) = (floats(tokens * shape.qkv_width()), floats(tokens * heads));
             let decay = vec![-0.5; heads];
-            let mut state = vec![0.0; heads * 128 * 128];
+            let mut memory = vec![0.5; states * state_len];
+            let mut states = (0..states).cycle();
             let mut out = vec![0.0; tokens * shape.value_width()];
             let mut scratch = DeltaScratch::default();
-            #[rustfmt::skip]
-            let [time] = seconds([&mut || self.cpu.gated_delta(
-                &shape, &mut scratch, &qkv, &gates, &gates, &decay, &decay, &mut state, tokens, &mut out,
-            )]);
+            let [time] = seconds([&mut || {
+                let state = &mut memory[states.next().unwrap() * state_len..][..state_len];
+                #[rustfmt::skip]
+                self.cpu.gated_delta(
+                    &shape, &mut scratch, &qkv, &gates, &gates, &decay, &decay, state, tokens, &mut out,
+                );
+            }]);
             println!("{name:24} {:8.3} us per token and head", time * 1e6 / (tokens * heads) as f64);
         }
     }
@@ -187,6 +196,11 @@ impl Bench {
         let up = floats(3 * COLS);
         self.time("small/norm", &mut || self.cpu.rms_norm_inplace(&mut x, &weight, 1e-6));
         self.time("small/silu-mul", &mut || self.cpu.silu_mul_inplace(&mut y, &up));
+        let (channels, taps) = (3 * COLS, floats(4 * 3 * COLS));
+        let (input, mut window, mut out) = (floats(channels), floats(3 * channels), vec![0.0; channels]);
+        self.time("small/convolution", &mut || {
+            self.cpu.conv1d_silu(&input, &taps, &mut window, 1, &mut out);
+        });
         self.time("small/barrier", &mut || {
             self.cpu.multiply(Product::Bytes, 0);
         });

@@ -15,7 +15,7 @@ pub enum Isa {
     Reference,
     /// AVX2 with FMA, F16C and BMI2 (x86-64-v3); AVX-VNNI is used where the processor has it.
     Avx2,
-    /// AVX-512 F, BW, DQ and VL (x86-64-v4); VNNI and VBMI are used where the processor has them.
+    /// AVX-512 F, BW, DQ and VL (x86-64-v4); VNNI, and VBMI with GFNI, are used where the processor has them.
     Avx512,
 }
 

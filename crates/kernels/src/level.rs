@@ -39,7 +39,7 @@ enum Kind {
     Avx512,
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
-    /// VNNI and VBMI, which came with Ice Lake and Zen 4.
+    /// VNNI, VBMI and GFNI, which came with Ice Lake and Zen 4.
     #[cfg(target_arch = "x86_64")]
     Avx512Vbmi,
 }
@@ -118,7 +118,7 @@ fn avx512_levels() -> impl Iterator<Item = Level> {
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl");
     let vnni = avx512 && is_x86_feature_detected!("avx512vnni");
-    let vbmi = vnni && is_x86_feature_detected!("avx512vbmi");
+    let vbmi = vnni && is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("gfni");
     [(avx512, Kind::Avx512), (vnni, Kind::Avx512Vnni), (vbmi, Kind::Avx512Vbmi)]
         .into_iter()
         .filter_map(|(has, kind)| has.then_some(Level(kind)))
@@ -157,7 +157,7 @@ pub(crate) fn run_avx512_vnni<K: Vectorized>(kernel: K) {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+#[target_feature(enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni")]
 #[inline(never)]
 pub(crate) fn run_avx512_vbmi<K: Vectorized>(kernel: K) {
     // SAFETY: this function's features are the token's.

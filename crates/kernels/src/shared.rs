@@ -83,6 +83,12 @@ impl<T> ColumnBlock<'_, T> {
         self.width
     }
 
+    /// Elements from a row to the next one, in memory.
+    #[inline(always)]
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
     /// One row.
     #[inline(always)]
     pub fn row(&self, index: usize) -> &[T] {

@@ -122,10 +122,13 @@ impl Cpu {
         let run = Run { shape, keys, qkv, decay, beta };
         let state = SharedMut::new(state, value_dim);
         let out = SharedMut::new(out, shape.value_width());
-        let blocks = value_dim.div_ceil(COLUMNS);
+        // One token is a matter of memory, which likes whole rows.
+        let whole = tokens == 1 && value_heads >= self.threads();
+        let width = if whole { value_dim } else { COLUMNS };
+        let blocks = value_dim.div_ceil(width);
         self.pool.run(value_heads * blocks, &|task| {
-            let (head, first) = (task / blocks, task % blocks * COLUMNS);
-            let columns = first..value_dim.min(first + COLUMNS);
+            let (head, first) = (task / blocks, task % blocks * width);
+            let columns = first..value_dim.min(first + width);
             let start = head * value_dim;
             let out_columns = start + columns.start..start + columns.end;
             // SAFETY: every task has its own head and columns.

@@ -136,7 +136,7 @@ impl Cpu {
         let (state, out) = (SharedMut::new(state, channels), SharedMut::new(out, channels));
         let tokens = x.len() / channels;
         assert!(keep <= tokens, "{keep} of {tokens} tokens cannot be kept");
-        let least = LEAST / tokens.max(1);
+        let least = LEAST / (tokens * kernel).max(1);
         self.split(channels, 16, least, &|range| {
             // SAFETY: ranges are disjoint, and each block holds only its range's columns.
             let (state, out) =

@@ -107,10 +107,10 @@ pub(crate) struct DeltaToken<'a> {
     pub beta: f32,
 }
 
-impl DeltaColumns<'_> {
+impl<'a> DeltaColumns<'a> {
     /// The inputs of one token.
     #[inline(always)]
-    pub fn token(&self, token: usize) -> DeltaToken<'_> {
+    pub fn token(&self, token: usize) -> DeltaToken<'a> {
         let (shape, head) = (self.shape, self.head);
         let key_head = head / (shape.value_heads / shape.key_heads);
         let keys = &self.keys[token * 2 * shape.key_width()..][..2 * shape.key_width()];

@@ -1,12 +1,20 @@
 //! The gated delta rule, sixteen or 32 value columns at a time.
 
+use super::prefetch;
 use crate::needs::VECTORS;
 use crate::reference::delta::{self, DeltaColumns, DeltaToken};
 use crate::scratch::{Line, grown};
+use crate::shared::ColumnBlock;
 use crate::vector::{LANES, Simd, lanes, lanes_mut};
 
 /// Sixteen columns of a row of the state.
 type Columns = Line<[f32; LANES]>;
+
+/// Vectors of columns that one token updates together: a row's part is a few whole cache lines.
+const WIDE: usize = 4;
+
+/// Rows of the state ahead of the current one that one token asks for.
+const AHEAD: usize = 12;
 
 /// See [`DeltaColumns`].
 ///
@@ -18,6 +26,9 @@ pub(crate) fn delta_columns<S: Simd>(s: S, mut a: DeltaColumns<'_>) {
     if !width.is_multiple_of(LANES) {
         return delta::delta_columns(a);
     }
+    if a.out.rows() == 1 && a.shape.key_dim.is_multiple_of(4) {
+        return step(s, a);
+    }
     let mut buffer = std::mem::take(&mut a.local.lines);
     let mut c = 0;
     while c < width {
@@ -28,6 +39,96 @@ pub(crate) fn delta_columns<S: Simd>(s: S, mut a: DeltaColumns<'_>) {
         };
     }
     a.local.lines = buffer;
+}
+
+/// One token over all columns. The state is updated in its place: it comes from memory and goes back there.
+#[inline(always)]
+fn step<S: Simd>(s: S, mut a: DeltaColumns<'_>) {
+    let (width, mut c) = (a.out.width(), 0);
+    while c < width {
+        c += if S::ROOMY && c + WIDE * LANES <= width {
+            step_columns::<S, WIDE>(s, &mut a, c)
+        } else {
+            step_columns::<S, 1>(s, &mut a, c)
+        };
+    }
+}
+
+/// One token over `VECTORS` times sixteen columns from `c` on; returns how many columns that is.
+#[inline(always)]
+fn step_columns<S: Simd, const VECTORS: usize>(s: S, a: &mut DeltaColumns<'_>, c: usize) -> usize {
+    let now = a.token(0);
+    let decay = s.splat(now.decay);
+    let m = step_recall::<S, VECTORS>(s, &a.state, c, now.k, decay);
+    let mut d = m;
+    for v in 0..VECTORS {
+        d[v] = s.mul(s.sub(s.load(lanes(now.v, c + v * LANES)), m[v]), s.splat(now.beta));
+    }
+    let out = step_update::<S, VECTORS>(s, &mut a.state, c, now, d);
+    for (v, out) in out.into_iter().enumerate() {
+        s.store(out, lanes_mut(a.out.row_mut(0), c + v * LANES));
+    }
+    VECTORS * LANES
+}
+
+/// `Σ (S·decay)·k` of the columns.
+#[inline(always)]
+fn step_recall<S: Simd, const VECTORS: usize>(
+    s: S,
+    state: &ColumnBlock<'_, f32>,
+    c: usize,
+    k: &[f32],
+    decay: S::F,
+) -> [S::F; VECTORS] {
+    let mut chains = [[s.splat(0.0); VECTORS]; 4];
+    for first in (0..state.rows()).step_by(4) {
+        for (i, chain) in chains.iter_mut().enumerate() {
+            let row = state.row(first + i);
+            let k = s.splat(k[first + i]);
+            for (v, chain) in chain.iter_mut().enumerate() {
+                let columns = lanes(row, c + v * LANES);
+                prefetch(columns.as_ptr().wrapping_add(AHEAD * state.stride()).cast());
+                *chain = s.fma(s.mul(s.load(columns), decay), k, *chain);
+            }
+        }
+    }
+    add_chains(s, chains)
+}
+
+/// `S = fma(k, d, S·decay)` and `Σ S·q` of the columns.
+#[inline(always)]
+fn step_update<S: Simd, const VECTORS: usize>(
+    s: S,
+    state: &mut ColumnBlock<'_, f32>,
+    c: usize,
+    now: DeltaToken<'_>,
+    d: [S::F; VECTORS],
+) -> [S::F; VECTORS] {
+    let decay = s.splat(now.decay);
+    let mut chains = [[s.splat(0.0); VECTORS]; 4];
+    for first in (0..state.rows()).step_by(4) {
+        for (i, chain) in chains.iter_mut().enumerate() {
+            let (k, q) = (s.splat(now.k[first + i]), s.splat(now.q[first + i]));
+            let row = state.row_mut(first + i);
+            for (v, chain) in chain.iter_mut().enumerate() {
+                let columns = lanes_mut(row, c + v * LANES);
+                let value = s.fma(k, d[v], s.mul(s.load(columns), decay));
+                s.store(value, columns);
+                *chain = s.fma(value, q, *chain);
+            }
+        }
+    }
+    add_chains(s, chains)
+}
+
+/// (0 + 1) + (2 + 3)
+#[inline(always)]
+fn add_chains<S: Simd, const VECTORS: usize>(s: S, chains: [[S::F; VECTORS]; 4]) -> [S::F; VECTORS] {
+    let mut sums = chains[0];
+    for v in 0..VECTORS {
+        sums[v] = s.add(s.add(chains[0][v], chains[1][v]), s.add(chains[2][v], chains[3][v]));
+    }
+    sums
 }
 
 /// All tokens over `VECTORS` times sixteen columns from `c` on; returns how many columns that is.
@@ -131,13 +232,11 @@ fn walk<S: Simd, const VECTORS: usize, const UPDATE: bool, const DECAY: bool>(
         let keys = Keys { q: q_tail[i], k: k_tail[i], next: next_tail[i] };
         one_row::<S, VECTORS, UPDATE, DECAY>(s, row, keys, d, decay, &mut chains[i]);
     }
-    let [mut sums, second, third, fourth] = chains;
-    for v in 0..VECTORS {
-        // (0 + 1) + (2 + 3)
-        sums.m[v] = s.add(s.add(sums.m[v], second.m[v]), s.add(third.m[v], fourth.m[v]));
-        sums.o[v] = s.add(s.add(sums.o[v], second.o[v]), s.add(third.o[v], fourth.o[v]));
+    let [first, second, third, fourth] = chains;
+    Sums {
+        m: add_chains(s, [first.m, second.m, third.m, fourth.m]),
+        o: add_chains(s, [first.o, second.o, third.o, fourth.o]),
     }
-    sums
 }
 
 /// What the tokens' keys and queries have for one row of the state.

@@ -1,4 +1,5 @@
-//! The virtual vector on AVX-512 F, BW, DQ and VL: one 512-bit register; with VNNI and VBMI where the processor has them.
+//! The virtual vector on AVX-512 F, BW, DQ and VL: one 512-bit register; with VNNI, and VBMI with GFNI, where the
+//! processor has them.
 //!
 //! Reductions leave 512 bits in their first step and go on with the AVX2 code, so that there is one tree.
 
@@ -14,7 +15,8 @@ pub(crate) struct Avx512<const VNNI: bool, const VBMI: bool>(());
 
 impl<const VNNI: bool, const VBMI: bool> Avx512<VNNI, VBMI> {
     /// # Safety
-    /// The processor has AVX-512 F, BW, DQ and VL, everything that `Avx2` needs, and with `VNNI` and `VBMI` those too.
+    /// The processor has AVX-512 F, BW, DQ and VL, everything that `Avx2` needs, with `VNNI` that,
+    /// and with `VBMI` that and GFNI.
     #[inline(always)]
     pub unsafe fn new_unchecked() -> Self {
         Avx512(())
@@ -50,6 +52,9 @@ fn unpack_quarters(packed: __m512i, bits: usize) -> __m512i {
         _mm512_and_si512(both, _mm512_set1_epi8((1 << bits) - 1))
     }
 }
+
+/// The bit matrix that moves a byte's upper four bits down: its last byte says where the result's lowest bit comes from.
+const HIGH_NIBBLE: i64 = 0x1020_4080 << 32;
 
 /// Where VBMI finds codes: the first of a word's bytes, and each code's first bit in the word.
 struct Spreading {
@@ -298,7 +303,12 @@ impl<const VNNI: bool, const VBMI: bool> Simd for Avx512<VNNI, VBMI> {
     fn nibbles(self, x: Self::Bytes) -> [Self::Bytes; 2] {
         avx2! {
             let mask = _mm512_set1_epi8(15);
-            [_mm512_and_si512(x, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(x), mask)]
+            let high = if VBMI {
+                _mm512_gf2p8affine_epi64_epi8::<0>(x, _mm512_set1_epi64(HIGH_NIBBLE))
+            } else {
+                _mm512_and_si512(_mm512_srli_epi16::<4>(x), mask)
+            };
+            [_mm512_and_si512(x, mask), high]
         }
     }
     #[inline(always)]
