@@ -307,11 +307,12 @@ fn row_sums<S: Simd, W: Source, const PER: usize, const N: usize>(
     let (blocks, mut acc) = (x[0].scales.len(), [s.splat(0.0); N]);
     let per_group = blocks / tile.scales.len();
     for step in 0..codes.steps {
+        // Before the codes fill the registers. A row's last step may be incomplete.
+        let end = blocks.min((step + 1) * PER);
+        tile.need(s, (end - 1) / per_group);
         let sums: [[S::Sums; N]; PER] = step_sums::<S, W, PER, N>(s, tile, codes, x, step);
-        // A row's last step may be incomplete.
-        for (index, sums) in (step * PER..blocks).zip(sums) {
+        for (index, sums) in (step * PER..end).zip(sums) {
             let group = if per_group == 1 { index } else { index / per_group };
-            tile.need(s, group);
             let (scale, bias) = (s.load(&tile.scales[group].0), s.load(&tile.biases[group].0));
             for t in 0..N {
                 let offset = if W::offset::<S>() == 0 { 0 } else { W::offset::<S>() * x[t].sums[index] };
