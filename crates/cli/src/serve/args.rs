@@ -20,7 +20,7 @@ Examples:
   curl localhost:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
 
 The chat page is at /, the API at /v1 (docs/api.md). Requests without sampling fields get the options under \"Sampling\". \
-SIGTERM, SIGUSR1 and ^C let running answers end first; a second ^C ends at once. SIGHUP opens the log file anew. The log \
+SIGTERM, SIGUSR1 and ^C let running answers end first; a second SIGTERM or a second ^C ends at once. SIGHUP opens the log file anew. The log \
 has one JSON object a line and no text of prompts or answers.
 
 Only this machine is listened to unless --host says otherwise. Without keys, requests must name the server by address, \
@@ -53,7 +53,7 @@ pub struct ServeArgs {
     pub api_key: Vec<ApiKey>,
 
     /// Keys that requests must bring, one a line; behind a key may stand name=NAME (for the log), rate=N (requests per minute)
-    /// and requests=N (at a time)
+    /// and requests=N (answers at a time: n and every prompt of a list count)
     #[arg(long, value_name = "FILE", help_heading = SERVER)]
     pub api_key_file: Option<PathBuf>,
 

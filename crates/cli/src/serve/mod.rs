@@ -59,7 +59,7 @@ pub fn run(args: &ServeArgs) -> Outcome {
             output::note("requests that were still running at the end of --drain-timeout were cut off");
             Ok(())
         }
-        Ended::Forced => Err(Failure::Interrupted { signal: 2 }),
+        Ended::Forced { signal } => Err(Failure::Interrupted { signal }),
     }
 }
 
