@@ -109,9 +109,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = LIMITS)]
     pub prefix_cache_file: Option<PathBuf>,
 
-    /// Prompt tokens of a step in which answers are running: what a running answer waits for [default: 128]
-    #[arg(long, value_name = "N", value_parser = positive, help_heading = LIMITS)]
-    pub prefill_tokens: Option<usize>,
+    /// Prompt tokens of a step in which answers are running: what a running answer waits for. auto: as few, from 128 down to 8, as
+    /// keep its tokens coming at two fifths of their usual pace, while prompts are read more slowly [default: 128]
+    #[arg(long, value_name = "N|auto", value_parser = prefill, help_heading = LIMITS)]
+    pub prefill_tokens: Option<Prefill>,
 
     /// Requests that may wait for others to end; more are turned away with status 503 [default: 64]
     #[arg(long, value_name = "N", help_heading = LIMITS)]
@@ -148,6 +149,22 @@ pub struct ServeArgs {
     /// Show what was selected: instruction set, threads, weights, KV types, context, memory
     #[arg(short, long)]
     pub verbose: bool,
+}
+
+/// Prompt tokens of a step beside answers.
+#[derive(Clone, Copy, Debug)]
+pub enum Prefill {
+    /// As many as answers can bear.
+    Paced,
+    /// So many.
+    Most(usize),
+}
+
+fn prefill(s: &str) -> Result<Prefill, String> {
+    match s {
+        "auto" => Ok(Prefill::Paced),
+        _ => positive(s).map(Prefill::Most).map_err(|_| "must be auto or a whole number above 0".to_owned()),
+    }
 }
 
 /// A time in seconds, above 0.
