@@ -7,18 +7,21 @@
 //!
 //! There are no threads here: whoever owns a [`Scheduler`] calls [`step`](Scheduler::step) while there is work.
 
+mod pacing;
 mod request;
 mod running;
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::EngineError;
 use crate::engine::Engine;
 use crate::reader::Reader;
 use crate::speculate::{Pace, Speculated};
 use crate::step::{Logits, TokenRun};
+use pacing::Pacing;
 pub use request::{Client, News, Request, Token};
 use running::Running;
 
@@ -49,6 +52,8 @@ pub struct Scheduler {
     /// What earlier answers taught about guesses.
     pace: Pace,
     speculated: Speculated,
+    /// How many prompt tokens a step takes beside answers, if that follows the clock.
+    pacing: Option<Pacing>,
 }
 
 /// Rows of a step up to which tokens are guessed: more answers share them, and many are fast enough together.
@@ -60,7 +65,13 @@ impl Scheduler {
     pub fn new(engine: Engine, limits: Limits) -> Scheduler {
         let (waiting, running) = (VecDeque::new(), Vec::new());
         let (pace, speculated) = (Pace::default(), Speculated::default());
-        Scheduler { engine, limits, waiting, running, pace, speculated }
+        Scheduler { engine, limits, waiting, running, pace, speculated, pacing: None }
+    }
+
+    /// The same scheduler with fewer prompt tokens in a step, where that is needed for running answers to keep their pace: as many
+    /// as make a step about two and a half times as long as one of answers alone, at least 8. No bit of an answer depends on it.
+    pub fn paced(self) -> Scheduler {
+        Scheduler { pacing: Some(Pacing::new(self.limits.prefill_tokens.max(1))), ..self }
     }
 
     /// The engine, for what it has selected.
@@ -120,8 +131,15 @@ impl Scheduler {
             return;
         }
         self.guess(&shares);
+        let start = Instant::now();
         let mut ended = self.run(&shares);
         ended.extend(self.settle(&shares));
+        if let Some(pacing) =
+            self.pacing.as_mut().filter(|_| shares.iter().any(|(_, prompt)| prompt.is_none()))
+        {
+            let prompt = shares.iter().filter_map(|(_, prompt)| prompt.as_ref()).map(Range::len).sum();
+            pacing.ran(prompt, start.elapsed());
+        }
         ended.sort_unstable();
         ended.dedup();
         self.end(ended);
@@ -211,7 +229,8 @@ impl Scheduler {
     fn share_out(&self) -> Vec<Share> {
         let answers = self.running.iter().filter(|request| request.next.is_some()).count();
         let room = self.engine.step_tokens().saturating_sub(answers);
-        let mut left = if answers > 0 { room.min(self.limits.prefill_tokens.max(1)) } else { room };
+        let beside = self.pacing.map_or(self.limits.prefill_tokens.max(1), |pacing| pacing.tokens());
+        let mut left = if answers > 0 { room.min(beside) } else { room };
         // Every request has a row of logits; the rest is for prompts that are scored.
         let mut rows = self.engine.logit_rows().saturating_sub(self.running.len());
         let mut shares = Vec::with_capacity(self.running.len());

@@ -46,8 +46,23 @@ fn submit(scheduler: &mut Scheduler, prompt: usize, max_tokens: usize) -> Ear {
 
 #[test]
 fn running_answers_get_a_token_in_every_step_of_bounded_length_while_an_8k_prompt_arrives() {
-    const LONG: usize = 8192;
-    const SHORT: usize = 512;
+    let steps = steps_of_an_8k_prompt(|scheduler| scheduler);
+    assert_eq!(steps, (LONG + SHORT) / Limits::default().prefill_tokens);
+}
+
+/// However the clock cuts the prompt.
+#[test]
+fn a_paced_scheduler_gives_them_one_in_no_longer_steps() {
+    let steps = steps_of_an_8k_prompt(Scheduler::paced);
+    assert!(steps >= (LONG + SHORT) / Limits::default().prefill_tokens, "{steps}");
+}
+
+const LONG: usize = 8192;
+const SHORT: usize = 512;
+/// More tokens than the prompts have steps.
+const TALK: usize = 2500;
+
+fn steps_of_an_8k_prompt(paced: fn(Scheduler) -> Scheduler) -> usize {
     let limits = Limits::default();
     let file = converted(&fixture("toy-hybrid"), "base-q4");
     let options = Options {
@@ -58,8 +73,8 @@ fn running_answers_get_a_token_in_every_step_of_bounded_length_while_an_8k_promp
         step_tokens: 512,
         ..Options::default()
     };
-    let mut scheduler = Scheduler::new(load_with(&file.path, options), limits);
-    let talkers = [3, 9].map(|tokens| submit(&mut scheduler, tokens, 250));
+    let mut scheduler = paced(Scheduler::new(load_with(&file.path, options), limits));
+    let talkers = [3, 9].map(|tokens| submit(&mut scheduler, tokens, TALK));
     scheduler.step();
     // Together they may take no more than one alone.
     let readers = [LONG, SHORT].map(|tokens| submit(&mut scheduler, tokens, 2));
@@ -74,5 +89,5 @@ fn running_answers_get_a_token_in_every_step_of_bounded_length_while_an_8k_promp
         let more = read(&readers) - done;
         assert!((1..=limits.prefill_tokens).contains(&more), "{more} prompt tokens in step {steps}");
     }
-    assert_eq!(steps, (LONG + SHORT) / limits.prefill_tokens);
+    steps
 }

@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use crate::config::{ApiKey, Config};
 use crate::error::ApiError;
 use crate::http::rate::RateLimit;
+use crate::http::reading::Reading;
 use crate::log::Log;
 use crate::metrics::Metrics;
 use crate::model::Model;
@@ -30,7 +31,8 @@ pub struct App {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) log: Log,
     pub(crate) rate: RateLimit,
-    /// For every key that has a limit: the requests that it may still have at a time.
+    pub(crate) reading: Reading,
+    /// For every key that has a limit: the answers that it may still have at a time.
     at_a_time: Vec<Option<Arc<Semaphore>>>,
     pub(crate) started: Instant,
     /// Whether the server takes no new work.
@@ -49,9 +51,9 @@ impl App {
         }
         let most = |key: &ApiKey| key.requests.map(|requests| Arc::new(Semaphore::new(requests)));
         let at_a_time = config.api_keys.iter().map(most).collect();
-        let rate = RateLimit::default();
+        let (rate, reading) = (RateLimit::default(), Reading::default());
         let (draining, _) = watch::channel(false);
-        Ok(App { config, hosted, metrics, log, rate, at_a_time, started: Instant::now(), draining })
+        Ok(App { config, hosted, metrics, log, rate, reading, at_a_time, started: Instant::now(), draining })
     }
 
     /// From now on requests for answers are turned away; running ones go on.
@@ -108,14 +110,36 @@ impl App {
         Ok(())
     }
 
-    /// Lets a key's request for an answer in, for as long as what is returned lives.
+    /// Lets a key's request in before it is read, for as long as what is returned lives. It counts as one answer until
+    /// [`widen`](Self::widen) knows better.
     ///
     /// # Errors
-    /// 429 if as many are running as may.
+    /// 429 if as many answers are running as may.
     pub(crate) fn enter(&self, key: Option<usize>) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
         let limit = key.and_then(|key| self.at_a_time.get(key)?.as_ref());
         let permit = limit.map(|limit| Arc::clone(limit).try_acquire_owned());
         permit.transpose().map_err(|_| ApiError::too_many_at_a_time())
+    }
+
+    /// Lets a request that was let in have so many answers.
+    ///
+    /// # Errors
+    /// 429 if too many others are running, 400 if there are more than may ever be.
+    pub(crate) fn widen(
+        &self,
+        key: Option<usize>,
+        permit: &mut Option<OwnedSemaphorePermit>,
+        answers: usize,
+    ) -> Result<(), ApiError> {
+        let most = key.and_then(|key| self.config.api_keys.get(key)?.requests);
+        let (Some(permit), Some(most)) = (permit, most) else { return Ok(()) };
+        if answers > most {
+            return Err(ApiError::too_many_answers(answers, most));
+        }
+        let more = u32::try_from(answers - permit.num_permits()).unwrap_or(u32::MAX);
+        let more = Arc::clone(permit.semaphore()).try_acquire_many_owned(more);
+        permit.merge(more.map_err(|_| ApiError::too_many_at_a_time())?);
+        Ok(())
     }
 
     /// Stops the engines: the requests in them end.

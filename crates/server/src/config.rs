@@ -13,7 +13,7 @@ pub struct ApiKey {
     pub name: Option<String>,
     /// Requests per minute, in place of those for every key.
     pub rate_limit: Option<u32>,
-    /// Requests for answers at a time.
+    /// Answers at a time, over all requests.
     pub requests: Option<usize>,
 }
 

@@ -48,6 +48,10 @@ impl ApiError {
 
     /// 400: the prompt leaves no room for an answer.
     pub fn too_long(prompt: usize, context: usize) -> ApiError {
+        ApiError::too_many_tokens(&prompt.to_string(), context)
+    }
+
+    fn too_many_tokens(prompt: &str, context: usize) -> ApiError {
         let message = format!(
             "the prompt has {prompt} tokens, which leaves no room for an answer in the context of {context} tokens; \
              shorten it, or start the server with a larger --max-context"
@@ -84,9 +88,18 @@ impl ApiError {
         ApiError { code: Some("rate_limit_exceeded"), retry_after: Some(seconds), ..error }
     }
 
-    /// 429: a key has as many requests running as it may.
+    /// 400: more answers than a key may have at a time.
+    pub fn too_many_answers(answers: usize, most: usize) -> ApiError {
+        let message = format!(
+            "the request asks for {answers} answers (`n` for every prompt), and this key may have {most} at a time; \
+             ask for fewer"
+        );
+        ApiError { param: Some("n".to_owned()), ..ApiError::invalid(message) }
+    }
+
+    /// 429: a key has as many answers running as it may.
     pub fn too_many_at_a_time() -> ApiError {
-        let message = "this key has as many requests running as it may; try again when one has ended";
+        let message = "this key has as many answers running as it may; try again when one has ended";
         ApiError { message: message.to_owned(), ..ApiError::rate_limited(1) }
     }
 
@@ -161,10 +174,14 @@ impl From<TextError> for ApiError {
                 Some("messages".to_owned())
             }
             TextError::TemplateFailed { .. } => Some("messages".to_owned()),
+            TextError::TooLong { at_least, most } => {
+                return ApiError::too_many_tokens(&format!("at least {at_least}"), most);
+            }
             TextError::EmptyStop { index } => Some(format!("stop[{index}]")),
             TextError::Tokenizer { .. }
             | TextError::TemplateSyntax { .. }
             | TextError::Json { .. }
+            | TextError::GivenUp
             | TextError::Unsupported { .. } => return ApiError::internal(message),
         };
         ApiError { param, ..ApiError::invalid(message) }

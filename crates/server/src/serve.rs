@@ -24,8 +24,22 @@ pub enum Ended {
     Drained,
     /// The time to drain was over.
     TimedOut,
-    /// It was told a second time to end.
-    Forced,
+    /// This signal told it a second time to end.
+    Forced {
+        /// Its number.
+        signal: u8,
+    },
+}
+
+impl Ended {
+    /// What the log calls it.
+    fn name(self) -> &'static str {
+        match self {
+            Ended::Drained => "drained",
+            Ended::TimedOut => "timedout",
+            Ended::Forced { .. } => "forced",
+        }
+    }
 }
 
 /// Why a server cannot run.
@@ -45,7 +59,7 @@ pub enum ServeError {
 }
 
 /// Listens and answers until a signal ends it: SIGTERM, SIGUSR1 and SIGINT let running requests come to their end, as long as
-/// the drain timeout allows; a second SIGINT ends at once; SIGHUP opens the log file anew. `ready` hears the address.
+/// the drain timeout allows; a second SIGINT, or a second SIGTERM, ends at once; SIGHUP opens the log file anew. `ready` hears the address.
 ///
 /// # Errors
 /// An address that cannot be listened on.
@@ -70,7 +84,7 @@ pub fn run(app: Arc<App>, ready: impl FnOnce(SocketAddr)) -> Result<Ended, Serve
             // Clients whose answers are cut off are told so; who does not listen is not waited for.
             let _ = tokio::time::timeout(LAST_WORDS, serving).await;
         }
-        app.log.write("end", json!({"how": format!("{ended:?}").to_lowercase()}));
+        app.log.write("end", json!({"how": ended.name()}));
         Ok(ended)
     });
     // Whatever has kept it from serving.
@@ -103,7 +117,9 @@ impl Signals {
     }
 
     async fn follow(&mut self, app: &App, serving: &mut tokio::task::JoinHandle<()>) -> Ended {
-        let mut interrupts = 0;
+        // A drain that SIGUSR1 began, and SIGTERM goes on with, is no second wish; nor is ^C of a terminal that is told on as
+        // SIGTERM.
+        let (mut interrupts, mut terminates) = (0, 0);
         let mut deadline = None;
         loop {
             let patience = async {
@@ -120,11 +136,15 @@ impl Signals {
                     continue;
                 }
                 _ = self.interrupt.recv() => interrupts += 1,
-                _ = self.terminate.recv() => {}
+                _ = self.terminate.recv() => terminates += 1,
                 _ = self.user.recv() => {}
             }
-            if interrupts > 1 {
-                return Ended::Forced;
+            for (count, kind) in
+                [(interrupts, SignalKind::interrupt()), (terminates, SignalKind::terminate())]
+            {
+                if count > 1 {
+                    return Ended::Forced { signal: u8::try_from(kind.as_raw_value()).unwrap_or(u8::MAX) };
+                }
             }
             if deadline.is_none() {
                 deadline = Some(tokio::time::Instant::now() + app.config.drain_timeout);

@@ -78,6 +78,17 @@ pub enum TextError {
     /// template's.
     #[error("the messages contain all private-use characters of Unicode; leave one out")]
     NoMark,
+    /// A text has more tokens than are of use.
+    #[error("the text has at least {at_least} tokens, and {most} is the most")]
+    TooLong {
+        /// Tokens that it is certain to have.
+        at_least: usize,
+        /// Most that are of use.
+        most: usize,
+    },
+    /// Nobody wants the result any more.
+    #[error("reading the text was given up")]
+    GivenUp,
     /// A stop string is empty, so it would match everywhere.
     #[error("stop string {index} is empty")]
     EmptyStop {

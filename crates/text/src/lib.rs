@@ -21,4 +21,4 @@ pub use chat::{ChatTemplate, RenderedChat};
 pub use error::TextError;
 pub use stop::{StopMatcher, StopStep};
 pub use thinking::{Part, ThinkSplitter, opens_thinking};
-pub use tokenizer::{DecodeStream, Tokenizer};
+pub use tokenizer::{Bound, DecodeStream, Tokenizer};

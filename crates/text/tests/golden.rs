@@ -4,8 +4,9 @@
 mod common;
 
 use std::sync::LazyLock;
+use std::sync::atomic::Ordering;
 
-use basert_text::{DecodeStream, Tokenizer};
+use basert_text::{Bound, DecodeStream, TextError, Tokenizer};
 use common::{fixture_json, gguf_metadata, ids, outside_fixture, text, tokenizer};
 use proptest::prelude::*;
 use serde_json::Value;
@@ -139,6 +140,22 @@ fn very_long_runs_encode_as_the_reference_does() {
         assert_eq!(got, library.encode_fast(text.as_str(), false).unwrap().get_ids());
         assert_eq!(tok.decode(&got, false), text);
     }
+}
+
+#[test]
+fn a_text_is_refused_only_if_it_has_too_many_tokens() {
+    let tok = tokenizer();
+    let golden = fixture_json("golden.json");
+    let all: String = golden["cases"].as_array().unwrap().iter().map(|case| text(&case["text"])).collect();
+    // Letters of Hangul become syllables, and accents letters, on the way to the model.
+    let decomposed = "\u{1112}\u{1161}\u{11ab} e\u{301}".repeat(20_000);
+    let blanks = " ".repeat(100_000);
+    for text in [all.repeat(20), decomposed, blanks, "x".repeat(100_000), "<|im_end|>".repeat(10_000)] {
+        common::check_bounds(&tok, &text);
+    }
+    let bound = Bound::of(10);
+    bound.given_up.store(true, Ordering::Relaxed);
+    assert!(matches!(tok.encode_within("a", false, true, &bound), Err(TextError::GivenUp)));
 }
 
 #[test]

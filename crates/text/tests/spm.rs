@@ -1,6 +1,8 @@
 //! SentencePiece vocabularies from GGUF metadata, against the algorithm written out.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "test code fails by panicking")]
 
+mod common;
+
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
@@ -135,6 +137,14 @@ fn ids_are_those_of_the_algorithm() {
         assert_eq!(tok.encode(text, false, true).unwrap(), brute_force(text, true), "{text:?}");
     }
     assert_eq!(tok.encode("the", true, true).unwrap(), [&[1], &brute_force("the", true)[..]].concat());
+}
+
+#[test]
+fn a_text_is_refused_only_if_it_has_too_many_tokens() {
+    let tok = Tokenizer::from_gguf(&metadata()).unwrap();
+    for text in ["hello world 漢字 ü", "    ", "▁▁▁▁", "x", "</s>", "<sep> the"] {
+        common::check_bounds(&tok, &text.repeat(30_000));
+    }
 }
 
 #[test]

@@ -20,7 +20,7 @@ Examples:
   curl localhost:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
 
 The chat page is at /, the API at /v1 (docs/api.md). Requests without sampling fields get the options under \"Sampling\". \
-SIGTERM, SIGUSR1 and ^C let running answers end first; a second ^C ends at once. SIGHUP opens the log file anew. The log \
+SIGTERM, SIGUSR1 and ^C let running answers end first; a second SIGTERM or a second ^C ends at once. SIGHUP opens the log file anew. The log \
 has one JSON object a line and no text of prompts or answers.
 
 Only this machine is listened to unless --host says otherwise. Without keys, requests must name the server by address, \
@@ -53,7 +53,7 @@ pub struct ServeArgs {
     pub api_key: Vec<ApiKey>,
 
     /// Keys that requests must bring, one a line; behind a key may stand name=NAME (for the log), rate=N (requests per minute)
-    /// and requests=N (at a time)
+    /// and requests=N (answers at a time: n and every prompt of a list count)
     #[arg(long, value_name = "FILE", help_heading = SERVER)]
     pub api_key_file: Option<PathBuf>,
 
@@ -109,9 +109,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = LIMITS)]
     pub prefix_cache_file: Option<PathBuf>,
 
-    /// Prompt tokens of a step in which answers are running: what a running answer waits for [default: 128]
-    #[arg(long, value_name = "N", value_parser = positive, help_heading = LIMITS)]
-    pub prefill_tokens: Option<usize>,
+    /// Prompt tokens of a step in which answers are running: what a running answer waits for. auto: as few, from 128 down to 8, as
+    /// keep its tokens coming at two fifths of their usual pace, while prompts are read more slowly [default: 128]
+    #[arg(long, value_name = "N|auto", value_parser = prefill, help_heading = LIMITS)]
+    pub prefill_tokens: Option<Prefill>,
 
     /// Requests that may wait for others to end; more are turned away with status 503 [default: 64]
     #[arg(long, value_name = "N", help_heading = LIMITS)]
@@ -148,6 +149,22 @@ pub struct ServeArgs {
     /// Show what was selected: instruction set, threads, weights, KV types, context, memory
     #[arg(short, long)]
     pub verbose: bool,
+}
+
+/// Prompt tokens of a step beside answers.
+#[derive(Clone, Copy, Debug)]
+pub enum Prefill {
+    /// As many as answers can bear.
+    Paced,
+    /// So many.
+    Most(usize),
+}
+
+fn prefill(s: &str) -> Result<Prefill, String> {
+    match s {
+        "auto" => Ok(Prefill::Paced),
+        _ => positive(s).map(Prefill::Most).map_err(|_| "must be auto or a whole number above 0".to_owned()),
+    }
 }
 
 /// A time in seconds, above 0.

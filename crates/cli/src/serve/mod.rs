@@ -19,6 +19,7 @@ use crate::failure::{Failure, Outcome};
 use crate::reserved::Purpose;
 use crate::{kept, output, place, selected};
 
+use args::Prefill;
 pub use args::{SERVE_HELP, ServeArgs};
 use saving::Kept;
 
@@ -27,7 +28,10 @@ pub fn run(args: &ServeArgs) -> Outcome {
     // Everything that can be refused is refused before a model is loaded.
     let config = config(args)?;
     let options = engine_options(args)?;
-    let limits = args.prefill_tokens.map_or_else(Limits::default, |prefill_tokens| Limits { prefill_tokens });
+    let limits = match args.prefill_tokens {
+        Some(Prefill::Most(prefill_tokens)) => Limits { prefill_tokens },
+        Some(Prefill::Paced) | None => Limits::default(),
+    };
     let paths: Vec<&Path> = args.models.iter().chain(&args.model).map(PathBuf::as_path).collect();
     if let Some(file) = &args.prefix_cache_file {
         if paths.len() > 1 {
@@ -59,7 +63,7 @@ pub fn run(args: &ServeArgs) -> Outcome {
             output::note("requests that were still running at the end of --drain-timeout were cut off");
             Ok(())
         }
-        Ended::Forced => Err(Failure::Interrupted { signal: 2 }),
+        Ended::Forced { signal } => Err(Failure::Interrupted { signal }),
     }
 }
 
@@ -168,7 +172,7 @@ fn worker(
 ) -> Outcome<Worker> {
     let (path, options, verbose) = (path.to_owned(), options.clone(), args.verbose);
     let (prefix_cache, prefix_file) = (args.prefix_cache, args.prefix_cache_file.clone());
-    let mut shown = false;
+    let (mut shown, is_paced) = (false, matches!(args.prefill_tokens, Some(Prefill::Paced)));
     let load = move || {
         let file = open(&path)?;
         let prefix_cache = Purpose::Serve.prefix_cache_for(prefix_cache, &file, &options);
@@ -187,6 +191,7 @@ fn worker(
             engine: selected::to_json(engine.selected()),
         };
         let scheduler = Scheduler::new(engine, limits);
+        let scheduler = if is_paced { scheduler.paced() } else { scheduler };
         let backend: Box<dyn Backend> = match &prefix_file {
             Some(file) => Box::new(Kept { scheduler, file: file.clone() }),
             None => Box::new(scheduler),

@@ -142,6 +142,16 @@ fn answers_that_take_longer_than_a_drain_are_told_so() {
 
 #[test]
 fn a_second_interrupt_ends_it_at_once() {
+    ends_at_once_when_told_twice("-INT", 130);
+}
+
+/// It went on draining, whoever asked how often.
+#[test]
+fn a_second_sigterm_ends_it_at_once() {
+    ends_at_once_when_told_twice("-TERM", 143);
+}
+
+fn ends_at_once_when_told_twice(name: &str, forced: i32) {
     let (mut child, mut said, address) = start(llama(), &["--max-context", "2048"]);
     let request = json!({"prompt": [1], "max_tokens": 2000, "ignore_eos": true});
     let client = std::thread::spawn(move || {
@@ -156,16 +166,16 @@ fn a_second_interrupt_ends_it_at_once() {
     });
     let _stream = client.join().unwrap();
     std::thread::sleep(std::time::Duration::from_millis(200));
-    signal(&child, "-INT");
+    signal(&child, name);
     let mut line = String::new();
     while !line.contains("\"drain\"") && !line.contains("\"end\"") {
         line.clear();
         assert!(said.read_line(&mut line).unwrap() > 0);
     }
-    signal(&child, "-INT");
+    signal(&child, name);
     // 0 if the answer was complete before the second.
     let code = child.wait().unwrap().code();
-    assert!(code == Some(130) || code == Some(0), "{code:?}");
+    assert!(code == Some(forced) || code == Some(0), "{code:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `/v1/chat/completions`: from the request to jobs.
 
 use basert_text::tools::Declared;
-use basert_text::{DecodeStream, RenderedChat, opens_thinking};
+use basert_text::{Bound, DecodeStream, RenderedChat, opens_thinking};
 use serde_json::{Map, Value};
 
 use super::body::{Body, LARGEST, wrong};
@@ -29,7 +29,13 @@ pub(crate) struct Prompt {
 ///
 /// # Errors
 /// Names the field that is wrong.
-pub(crate) fn read(mut body: Body, model: &Model, vocab: usize, limits: Limits) -> Result<Asked, ApiError> {
+pub(crate) fn read(
+    mut body: Body,
+    model: &Model,
+    vocab: usize,
+    limits: Limits,
+    bound: &Bound,
+) -> Result<Asked, ApiError> {
     let mut warnings = Vec::new();
     fields::judge(&body.0, fields::Endpoint::Chat, &mut warnings)?;
     let mut wishes = Wishes::read(&body, model, vocab, (&["max_completion_tokens", "max_tokens"], 1))?;
@@ -37,7 +43,7 @@ pub(crate) fn read(mut body: Body, model: &Model, vocab: usize, limits: Limits) 
     let parallel_calls = body.bool("parallel_tool_calls")?.unwrap_or(true);
     let format = grammar::read(&body)?;
     let budget = thinking_budget(&body)?.or(limits.thinking_budget);
-    let Prompt { rendered, tools, warnings: unread } = prompt(&mut body, model)?;
+    let Prompt { rendered, tools, warnings: unread } = prompt(&mut body, model, bound)?;
     warnings.extend(unread);
     let thinks = opens_thinking(&rendered.text);
     let allowed = match (&tools, format) {
@@ -68,7 +74,7 @@ pub(crate) fn read(mut body: Body, model: &Model, vocab: usize, limits: Limits) 
 ///
 /// # Errors
 /// Names the field that is wrong, or says what the template says.
-pub(crate) fn prompt(body: &mut Body, model: &Model) -> Result<Prompt, ApiError> {
+pub(crate) fn prompt(body: &mut Body, model: &Model, bound: &Bound) -> Result<Prompt, ApiError> {
     let Some(template) = &model.template else {
         let message = format!("the model `{}` has no chat template; use /v1/completions", model.id);
         return Err(ApiError::invalid(message));
@@ -78,7 +84,7 @@ pub(crate) fn prompt(body: &mut Body, model: &Model) -> Result<Prompt, ApiError>
     let messages = messages::read(messages)?;
     let tools = tools(body, model)?;
     let shown = tools.as_ref().map(|tools| &tools.shown);
-    let rendered = template.encode(&model.tokenizer, &messages.list, shown, &kwargs);
+    let rendered = template.encode_within(&model.tokenizer, &messages.list, shown, &kwargs, bound);
     let rendered = rendered.map_err(|error| messages.in_request(error))?;
     if tools.as_ref().is_some_and(|tools| !tools.are_in(&rendered.text)) {
         return Err(no_place(model, "shows none of them in this conversation"));

@@ -1,6 +1,6 @@
 //! `/v1/completions`: from the request to jobs.
 
-use basert_text::DecodeStream;
+use basert_text::{Bound, DecodeStream};
 use serde_json::Value;
 
 use super::body::{Body, wrong};
@@ -19,7 +19,13 @@ const MOST_PROMPTS: usize = 64;
 ///
 /// # Errors
 /// Names the field that is wrong.
-pub(crate) fn read(body: Body, model: &Model, vocab: usize, limits: Limits) -> Result<Asked, ApiError> {
+pub(crate) fn read(
+    body: Body,
+    model: &Model,
+    vocab: usize,
+    limits: Limits,
+    bound: &Bound,
+) -> Result<Asked, ApiError> {
     let mut warnings = Vec::new();
     fields::judge(&body.0, fields::Endpoint::Completions, &mut warnings)?;
     let mut wishes = Wishes::read(&body, model, vocab, (&["max_tokens"], 0))?;
@@ -27,7 +33,7 @@ pub(crate) fn read(body: Body, model: &Model, vocab: usize, limits: Limits) -> R
     // OpenAI's default, which is not that of chats.
     wishes.max_tokens = wishes.max_tokens.or(Some(16));
     let echo = body.bool("echo")?.unwrap_or(false);
-    let prompts = prompts(&body, model, vocab)?;
+    let prompts = prompts(&body, model, vocab, bound)?;
     let allowed = grammar::read(&body)?.map_or(Allowed::Any, Allowed::Text);
     let holder = grammar::Holder::new(&allowed, None, model, vocab, false)?;
     let mut jobs = Vec::with_capacity(prompts.len() * wishes.n);
@@ -64,34 +70,32 @@ impl Prompt {
     }
 }
 
-fn prompts(body: &Body, model: &Model, vocab: usize) -> Result<Vec<Prompt>, ApiError> {
+fn prompts(body: &Body, model: &Model, vocab: usize, bound: &Bound) -> Result<Vec<Prompt>, ApiError> {
     let value = body.get("prompt").ok_or_else(|| ApiError::field("prompt", "is missing"))?;
     let prompts: Vec<Prompt> = match value {
-        Value::String(text) => vec![of_text(text, model)?],
+        Value::String(text) => vec![of_text(text, model, bound)?],
         Value::Array(list) if list.iter().any(Value::is_number) => vec![of_ids(list, "prompt", vocab)?],
+        Value::Array(list) if list.len() > MOST_PROMPTS => {
+            let problem = format!("has {} prompts; at most {MOST_PROMPTS} are taken", list.len());
+            return Err(ApiError::field("prompt", problem));
+        }
         Value::Array(list) => list
             .iter()
             .enumerate()
             .map(|(i, one)| match one {
-                Value::String(text) => of_text(text, model),
+                Value::String(text) => of_text(text, model, bound),
                 Value::Array(ids) => of_ids(ids, &format!("prompt[{i}]"), vocab),
                 other => Err(wrong(&format!("prompt[{i}]"), "a string or a list of token ids", other)),
             })
             .collect::<Result<_, _>>()?,
         other => return Err(wrong("prompt", "a string, token ids, or a list of them", other)),
     };
-    match prompts.len() {
-        0 => Err(ApiError::field("prompt", "is empty")),
-        n if n > MOST_PROMPTS => {
-            Err(ApiError::field("prompt", format!("has {n} prompts; at most {MOST_PROMPTS} are taken")))
-        }
-        _ => Ok(prompts),
-    }
+    if prompts.is_empty() { Err(ApiError::field("prompt", "is empty")) } else { Ok(prompts) }
 }
 
 /// Control tokens in a raw prompt are read as such: who writes one writes the whole format.
-fn of_text(text: &str, model: &Model) -> Result<Prompt, ApiError> {
-    let ids = model.tokenizer.encode(text, true, true)?;
+fn of_text(text: &str, model: &Model, bound: &Bound) -> Result<Prompt, ApiError> {
+    let ids = model.tokenizer.encode_within(text, true, true, bound)?;
     Ok(Prompt { text: Some(text.to_owned()), ids })
 }
 

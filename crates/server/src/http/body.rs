@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, Request, StatusCode, header};
 use http_body::Body as _;
 use tokio::time::Instant;
 
+use super::reading::SHORT;
 use crate::api::body::Body as Fields;
 use crate::app::App;
 use crate::error::ApiError;
@@ -24,9 +25,19 @@ const SLOWEST: usize = 1024;
 /// # Errors
 /// 413 beyond the limit, 408 if nothing comes or next to nothing, 415 for what is compressed, 400 for what is no JSON object.
 pub(crate) async fn read(app: &App, request: Request<Body>) -> Result<Fields, ApiError> {
+    Ok(read_sized(app, request).await?.0)
+}
+
+/// The same, with the number of its bytes.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) async fn read_sized(app: &App, request: Request<Body>) -> Result<(Fields, usize), ApiError> {
     plain(request.headers())?;
     let bytes = collect(request, app.config.body_limit, app.config.read_timeout).await?;
-    Fields::parse(&bytes)
+    let parse = || Fields::parse(&bytes);
+    let fields = if bytes.len() > SHORT { tokio::task::block_in_place(parse)? } else { parse()? };
+    Ok((fields, bytes.len()))
 }
 
 /// Whether a body is sent as it is.

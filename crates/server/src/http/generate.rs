@@ -6,6 +6,7 @@ use std::time::Instant;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
+use basert_text::Bound;
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -47,7 +48,7 @@ pub(crate) async fn completions(
         .unwrap_or_else(ApiError::into_response)
 }
 
-type Read = fn(Body, &Model, usize, Limits) -> Result<Asked, ApiError>;
+type Read = fn(Body, &Model, usize, Limits, &Bound) -> Result<Asked, ApiError>;
 
 async fn answer(
     app: Arc<App>,
@@ -56,15 +57,17 @@ async fn answer(
     read: Read,
     write: fn(Arc<Model>, &Asked) -> Box<dyn Writer>,
 ) -> Result<Response, ApiError> {
-    let permit = app.enter(key.0)?;
-    let fields = body::read(&app, request).await?;
+    let mut permit = app.enter(key.0)?;
+    let (fields, bytes) = body::read_sized(&app, request).await?;
     let hosted = app.model(fields.string("model")?)?;
     let facts = hosted.worker.facts();
     let Config { max_tokens, thinking_budget, .. } = app.config;
     let limits = Limits { context: facts.context, max_tokens, thinking_budget };
     let (model, vocab) = (Arc::clone(&hosted.model), facts.vocab);
-    // Rendering and tokenizing a long conversation takes a while; others' answers go on meanwhile.
-    let asked = tokio::task::block_in_place(|| read(fields, &model, vocab, limits))?;
+    let texts = Arc::clone(&model);
+    let asked = move |bound: &Bound| read(fields, &texts, vocab, limits, bound);
+    let asked = app.reading.read(bytes, facts.context, asked).await?;
+    app.widen(key.0, &mut permit, asked.jobs.len())?;
     app.admit(&hosted.worker, asked.jobs.len())?;
     let writer = write(model, &asked);
     let Asked { mut jobs, wishes, .. } = asked;

@@ -7,6 +7,7 @@ mod guard;
 mod info;
 pub(crate) mod listen;
 pub(crate) mod rate;
+pub(crate) mod reading;
 mod sse;
 mod texts;
 

@@ -252,6 +252,39 @@ fn pages_of_other_sites_and_false_names_are_turned_away() {
     assert!(page.text().contains("<title>") && page.header("content-security-policy").is_some());
 }
 
+/// Three megabytes of one letter took a core for eleven seconds before they were found to be too long.
+#[test]
+fn a_prompt_of_one_huge_word_is_refused_before_it_is_taken_apart() {
+    let server = Server::toy(2, 64, Config::default());
+    let word = "x".repeat(3_000_000);
+    let message = json!([{"role": "user", "content": word}]);
+    let forged = json!([{"role": "user", "content": format!("<|im_end|>{word}")}]);
+    for (path, request) in [
+        ("/v1/completions", json!({"prompt": word})),
+        ("/v1/completions", json!({"prompt": ["a", word], "stream": true})),
+        ("/v1/chat/completions", json!({"messages": message})),
+        ("/v1/chat/completions", json!({"messages": forged, "stream": true})),
+        ("/v1/apply-template", json!({"messages": message})),
+        ("/v1/tokenize", json!({"content": word})),
+        ("/tokenize", json!({"content": word, "parse_special": false})),
+    ] {
+        let reply = server.post(path, &request);
+        assert_eq!(reply.error().0, 400, "{path}");
+        let error = reply.json()["error"].clone();
+        assert_eq!(error["code"], "context_length_exceeded");
+        let message = error["message"].as_str().unwrap();
+        let (_, rest) = message.split_once("has at least ").unwrap_or_else(|| panic!("{message}"));
+        let at_least: usize = rest.split(' ').next().unwrap().parse().unwrap();
+        assert!((65..=3_000_100).contains(&at_least) && message.contains("of 64 tokens"), "{message}");
+    }
+    let found = server.post("/v1/tokenize", &json!({"content": "x ".repeat(500)})).json();
+    assert_eq!(
+        found["count"],
+        found["tokens"].as_array().unwrap().len(),
+        "a little too long is told exactly"
+    );
+}
+
 #[test]
 fn a_prompt_that_leaves_no_room_is_refused_with_both_numbers() {
     let server = Server::toy(2, 64, Config::default());

@@ -144,7 +144,11 @@ impl Server {
     }
 
     pub fn get(&self, path: &str) -> Reply {
-        self.send(&self.head("GET", path, &[]), b"")
+        self.get_with(path, &[])
+    }
+
+    pub fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> Reply {
+        self.send(&self.head("GET", path, headers), b"")
     }
 
     pub fn post(&self, path: &str, body: &Value) -> Reply {

@@ -123,6 +123,60 @@ fn keys_have_limits_of_their_own() {
 }
 
 #[test]
+fn a_key_s_limit_counts_answers_and_not_requests() {
+    let script = Script::new();
+    script.say(&["ok"], Finish::Stop);
+    let narrow = ApiKey { requests: Some(3), ..ApiKey::from("k") };
+    let server = Server::scripted(&script, Config { api_keys: vec![narrow], ..Config::default() });
+    let with = |path: &str, body: &Value| {
+        let reply = server.post_with(path, body.to_string().as_bytes(), &[("x-api-key", "k")]);
+        (reply.status, reply.json()["error"]["param"].as_str().map(str::to_owned))
+    };
+    let answers = |n: usize| json!({"messages": [{"role": "user", "content": "hi"}], "n": n});
+    let prompts = |n: usize, list: usize| json!({"prompt": vec!["hi"; list], "n": n});
+    // None of them can ever be let in.
+    assert_eq!(with(CHAT, &answers(4)), (400, Some("n".to_owned())));
+    assert_eq!(with("/v1/completions", &prompts(2, 2)), (400, Some("n".to_owned())));
+    for _ in 0..2 {
+        assert_eq!(with(CHAT, &answers(3)).0, 200, "what has ended counts no more");
+        assert_eq!(with("/v1/completions", &prompts(1, 3)).0, 200);
+    }
+    script.steps.store(0, Ordering::SeqCst);
+    let body = prompts(2, 1).to_string();
+    let length = body.len().to_string();
+    let mut running = server.connect();
+    let head = server.head("POST", "/v1/completions", &[("Content-Length", &length), ("x-api-key", "k")]);
+    running.write_all(format!("{head}{body}").as_bytes()).unwrap();
+    let metrics = || server.get_with("/metrics", &[("x-api-key", "k")]).text();
+    let busy = || metrics().contains("basert_requests_waiting 2\n");
+    wait_until("two answers are being made", busy);
+    assert_eq!(with(CHAT, &answers(2)).0, 429);
+    script.steps.store(usize::MAX, Ordering::SeqCst);
+    assert_eq!(Reply::read(running).status, 200);
+    wait_until("both have ended", || with(CHAT, &answers(3)).0 == 200);
+}
+
+/// `nc -N`, say: its end looks like that of a client that has vanished, whose work has to end within one step.
+#[test]
+fn a_client_that_closes_its_sending_side_counts_as_gone() {
+    let script = Script::new();
+    script.say(&["ok"], Finish::Stop);
+    script.steps.store(0, Ordering::SeqCst);
+    let server = Server::scripted(&script, Config::default());
+    for stream in [false, true] {
+        let mut request = hi();
+        request["stream"] = stream.into();
+        let mut client = begin(&server, CHAT, &request);
+        wait_until("the request is in", || server.busy() == 1);
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        server.wait_until_idle();
+        let mut rest = String::new();
+        client.read_to_string(&mut rest).unwrap();
+        assert!(!rest.contains("[DONE]"), "{rest}");
+    }
+}
+
+#[test]
 fn pages_of_a_site_may_read_answers_if_the_server_was_told_so() {
     let script = Script::new();
     script.say(&["ok"], Finish::Stop);

@@ -20,7 +20,7 @@ use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, State, Value as Jinja};
 use serde_json::{Map, Value};
 
-use crate::{TextError, Tokenizer};
+use crate::{Bound, TextError, Tokenizer};
 
 /// What one rendering may cost, in `minijinja`'s units (about one per operation and per 64 bytes of output). A long
 /// conversation takes some hundred thousand; this stops a template that never ends within seconds.
@@ -111,6 +111,21 @@ impl ChatTemplate {
         tools: Option<&Value>,
         kwargs: &Map<String, Value>,
     ) -> Result<RenderedChat, TextError> {
+        self.encode_within(tokenizer, messages, tools, kwargs, &Bound::none())
+    }
+
+    /// Renders a conversation as [`encode`](Self::encode) does, as long as it keeps to a bound.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode) and [`Tokenizer::encode_within`].
+    pub fn encode_within(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &Value,
+        tools: Option<&Value>,
+        kwargs: &Map<String, Value>,
+        bound: &Bound,
+    ) -> Result<RenderedChat, TextError> {
         let prepared = messages::prepare(messages)?;
         let plain::Marked { messages, tools, kwargs, mark } =
             plain::mark(tokenizer, prepared.messages, tools, kwargs)?;
@@ -118,11 +133,14 @@ impl ChatTemplate {
         match mark {
             None => {
                 let text = rendered?;
-                Ok(RenderedChat { ids: tokenizer.encode(&text, false, true)?, text })
+                Ok(RenderedChat { ids: tokenizer.encode_within(&text, false, true, bound)?, text })
             }
             Some(mark) => {
                 let text = rendered.map_err(|e| e.without(mark))?;
-                Ok(RenderedChat { ids: tokenizer.encode_marked(&text, mark)?, text: text.replace(mark, "") })
+                Ok(RenderedChat {
+                    ids: tokenizer.encode_marked(&text, mark, bound)?,
+                    text: text.replace(mark, ""),
+                })
             }
         }
     }

@@ -7,6 +7,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use tokenizers::{AddedToken, AddedVocabulary, Encoding, PostProcessor as _, Token};
 
+use super::bound::Cover;
 use super::pretok::PreTokenizer;
 use super::special::ends_by_text;
 use super::table::{Decoder, Table};
@@ -127,6 +128,7 @@ fn build(json: Value, extra: Extra) -> Result<Tokenizer, TextError> {
     let decoder = Decoder::new(part("decoder"))?;
     let unk = part("model").get("unk_token").and_then(Value::as_str).map(str::to_owned);
     let added = added_tokens(part("added_tokens"))?;
+    let cover = Cover::of_a_byte(&json, &added, pre_tokenizer.is_bytes());
     let library: tokenizers::Tokenizer =
         serde_json::from_value(json).map_err(|source| TextError::Json { what: "tokenizer.json", source })?;
     for (id, token) in &added {
@@ -153,12 +155,16 @@ fn build(json: Value, extra: Extra) -> Result<Tokenizer, TextError> {
     let control = sorted(special.iter().chain(&ends).copied().filter(|&id| Some(id) != unk).collect());
     let harmless = harmless(&library, added, &ends)?;
     let (prefix, suffix) = surroundings(&library)?;
-    let table = Table::new(&library.get_vocab(true), &decoder)?;
+    let vocab = library.get_vocab(true);
+    let table = Table::new(&vocab, &decoder)?;
+    let spelled = vocab.keys().map(String::len).filter(|_| !pre_tokenizer.is_bytes()).max();
+    let cover = cover.times(table.longest().max(spelled.unwrap_or(0)));
     Ok(Tokenizer(Arc::new(Inner {
         library,
         harmless,
         pre_tokenizer,
         table,
+        cover,
         strips_first_space: decoder.strips_first_space,
         special,
         control,

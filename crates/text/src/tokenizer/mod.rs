@@ -5,6 +5,7 @@
 //! passes over in silence. Truncation and padding that a `tokenizer.json` may ask for are not applied: a prompt
 //! is never cut unsaid.
 
+mod bound;
 pub(crate) mod bytes;
 mod load;
 mod pretok;
@@ -17,9 +18,11 @@ use std::sync::Arc;
 
 use tokenizers::{AddedVocabulary, Model as _, OffsetReferential, OffsetType};
 
+pub use bound::Bound;
 pub use stream::DecodeStream;
 
 use crate::TextError;
+use bound::Cover;
 use pretok::{Piece, PreTokenizer};
 use table::Table;
 
@@ -36,6 +39,7 @@ struct Inner {
     harmless: AddedVocabulary,
     pre_tokenizer: PreTokenizer,
     table: Table,
+    cover: Cover,
     strips_first_space: bool,
     /// Sorted ids of the added tokens flagged special.
     special: Vec<u32>,
@@ -63,20 +67,28 @@ impl Tokenizer {
     /// # Errors
     /// If the tokenizer's definition cannot handle the text; nothing is ever left out in silence.
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<u32>, TextError> {
+        self.encode_within(text, add_special, parse_special, &Bound::none())
+    }
+
+    /// Encodes a text as [`encode`](Self::encode) does, as long as it keeps to a bound.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode), and [`TextError::TooLong`] as soon as the bytes that are left prove it, which for most
+    /// texts that are much too long is before anything is encoded. A text that is only a little too long is encoded all the
+    /// same. [`TextError::GivenUp`] if the bound says so.
+    pub fn encode_within(
+        &self,
+        text: &str,
+        add_special: bool,
+        parse_special: bool,
+        bound: &Bound,
+    ) -> Result<Vec<u32>, TextError> {
         let inner = &*self.0;
-        let added = if parse_special { inner.library.get_added_vocabulary() } else { &inner.harmless };
-        let sections = added.extract_and_normalize(inner.library.get_normalizer(), text);
-        let mut ids = Vec::with_capacity(text.len() / 3 + inner.prefix.len() + inner.suffix.len());
+        let mut ids = Vec::new();
         if add_special {
             ids.extend(&inner.prefix);
         }
-        inner.pre_tokenizer.pieces(sections, &mut |piece| match piece {
-            Piece::Added(id) => {
-                ids.push(id);
-                Ok(())
-            }
-            Piece::Text(text) => inner.encode_piece(text, parse_special, &mut ids),
-        })?;
+        inner.encode_to(text, parse_special, bound, &mut ids)?;
         if add_special {
             ids.extend(&inner.suffix);
         }
@@ -87,18 +99,17 @@ impl Tokenizer {
     /// intact ones, are encoded as ordinary text without the mark; nothing is put around.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
-    pub(crate) fn encode_marked(&self, text: &str, mark: char) -> Result<Vec<u32>, TextError> {
-        let library = &self.0.library;
+    /// As [`encode_within`](Self::encode_within).
+    pub(crate) fn encode_marked(&self, text: &str, mark: char, bound: &Bound) -> Result<Vec<u32>, TextError> {
+        let inner = &*self.0;
+        let library = &inner.library;
         let sections = library.get_added_vocabulary().extract_and_normalize(library.get_normalizer(), text);
         let mut ids = Vec::with_capacity(text.len() / 3);
         let plain = |range: std::ops::Range<usize>, ids: &mut Vec<u32>| {
             let torn = || TextError::tokenizer("added tokens", "a token ends inside a character");
+            bound.check(ids.len(), 0, text.len().saturating_sub(range.start))?;
             let text = text.get(range).ok_or_else(torn)?.replace(mark, "");
-            if !text.is_empty() {
-                ids.extend(self.encode(&text, false, false)?);
-            }
-            Ok::<(), TextError>(())
+            inner.encode_to(&text, false, bound, ids)
         };
         let mut done = 0;
         for (_, (start, end), tokens) in sections.get_splits(OffsetReferential::Original, OffsetType::Byte) {
@@ -189,6 +200,36 @@ impl Tokenizer {
 }
 
 impl Inner {
+    fn encode_to(
+        &self,
+        text: &str,
+        parse_special: bool,
+        bound: &Bound,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TextError> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        let tokens = |bytes: usize, cover: Option<usize>| cover.map_or(0, |cover| bytes.div_ceil(cover));
+        bound.check(ids.len(), tokens(text.len(), self.cover.raw), text.len())?;
+        let added = if parse_special { self.library.get_added_vocabulary() } else { &self.harmless };
+        let sections = added.extract_and_normalize(self.library.get_normalizer(), text);
+        ids.reserve(text.len() / 3);
+        let mut left = 0;
+        self.pre_tokenizer.pieces(sections, &mut |piece| {
+            match piece {
+                Piece::Ahead(bytes) => left = bytes,
+                Piece::Added(id) => ids.push(id),
+                Piece::Text(text, bytes) => {
+                    bound.check(ids.len(), tokens(left, self.cover.normalized), left)?;
+                    self.encode_piece(text, parse_special, ids)?;
+                    left = left.saturating_sub(bytes);
+                }
+            }
+            Ok(())
+        })
+    }
+
     fn encode_piece(&self, piece: &str, parse_special: bool, ids: &mut Vec<u32>) -> Result<(), TextError> {
         let model = self.library.get_model();
         let tokenize = |text| model.tokenize(text).map_err(|e| TextError::tokenizer("model", e));

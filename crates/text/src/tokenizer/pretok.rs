@@ -19,10 +19,12 @@ use crate::gguf::pre;
 
 /// One span of the input after the pre-tokenizer.
 pub(crate) enum Piece<'a> {
+    /// First of all: the bytes of all texts that follow, at least.
+    Ahead(usize),
     /// An added token, found before the pre-tokenizer ran.
     Added(u32),
-    /// Text for the model, in its own alphabet.
-    Text(&'a str),
+    /// Text for the model, in its own alphabet, and how many of those bytes it is.
+    Text(&'a str, usize),
 }
 
 /// A compiled `pre_tokenizer` definition.
@@ -67,6 +69,11 @@ impl PreTokenizer {
         Self::Plain { prefix_space, splits: splits.collect(), bytes }
     }
 
+    /// Whether the model's bytes are those of the text, and not of its own alphabet.
+    pub(crate) fn is_bytes(&self) -> bool {
+        matches!(self, Self::Plain { bytes: true, .. })
+    }
+
     /// Calls `piece` with the pieces of `text` in order.
     pub(crate) fn pieces(
         &self,
@@ -79,10 +86,13 @@ impl PreTokenizer {
             }
         }
         let mut spelled = String::new();
-        for (section, _, added) in text.get_splits(OffsetReferential::Normalized, OffsetType::None) {
+        let sections = text.get_splits(OffsetReferential::Normalized, OffsetType::None);
+        let texts = sections.iter().filter(|(_, _, added)| added.is_none());
+        piece(Piece::Ahead(texts.map(|(section, ..)| section.len()).sum()))?;
+        for (section, _, added) in sections {
             match (added, self) {
                 (Some(tokens), _) => tokens.iter().try_for_each(|t| piece(Piece::Added(t.id)))?,
-                (None, Self::Stages(_)) => piece(Piece::Text(section))?,
+                (None, Self::Stages(_)) => piece(Piece::Text(section, section.len()))?,
                 (None, Self::Plain { prefix_space, splits, bytes }) => {
                     let spaced;
                     let section = if *prefix_space && !section.starts_with(' ') {
@@ -93,11 +103,11 @@ impl PreTokenizer {
                     };
                     isolate(splits, section, &mut |text| {
                         if !bytes {
-                            return piece(Piece::Text(text));
+                            return piece(Piece::Text(text, text.len()));
                         }
                         spelled.clear();
                         bytes::spell(text.as_bytes(), &mut spelled);
-                        piece(Piece::Text(&spelled))
+                        piece(Piece::Text(&spelled, text.len()))
                     })?;
                 }
             }
@@ -202,7 +212,7 @@ mod tests {
     fn pieces(pre: &PreTokenizer, text: &str) -> Vec<String> {
         let mut out = Vec::new();
         pre.pieces(text.into(), &mut |piece| {
-            if let Piece::Text(text) = piece {
+            if let Piece::Text(text, _) = piece {
                 out.push(text.to_owned());
             }
             Ok(())

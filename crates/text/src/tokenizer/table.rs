@@ -144,6 +144,11 @@ impl Table {
         self.ends.len()
     }
 
+    /// Most bytes of a token.
+    pub(crate) fn longest(&self) -> usize {
+        (0..).zip(&self.ends).filter_map(|(id, _)| self.get(id)).map(<[u8]>::len).max().unwrap_or(0)
+    }
+
     /// The bytes of a token; `None` for an id that has none.
     pub(crate) fn get(&self, id: u32) -> Option<&[u8]> {
         let id = id as usize;

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use basert_text::Tokenizer;
+use basert_text::{Bound, TextError, Tokenizer};
 use serde_json::{Map, Value, json};
 
 /// A file of the tokenizer fixture.
@@ -71,4 +71,25 @@ pub fn ids(value: &Value) -> Vec<u32> {
 
 pub fn text(value: &Value) -> &str {
     value.as_str().unwrap()
+}
+
+/// Encodes a text within all kinds of bounds: it is refused only where it has too many tokens, and no more than it has are
+/// said to be there.
+pub fn check_bounds(tok: &Tokenizer, text: &str) {
+    let ids = tok.encode(text, true, true).unwrap();
+    for most in [ids.len(), ids.len() - 1, ids.len() / 2, ids.len() / 100, 10] {
+        match tok.encode_within(text, true, true, &Bound::of(most)) {
+            Ok(got) => assert_eq!(got, ids),
+            Err(TextError::TooLong { at_least, most: told }) => {
+                assert!(
+                    told == most && most < at_least && at_least <= ids.len(),
+                    "{at_least} of {}",
+                    ids.len()
+                );
+            }
+            Err(e) => panic!("{e}"),
+        }
+    }
+    let refused = tok.encode_within(text, true, true, &Bound::of(10));
+    assert!(refused.is_err(), "{} tokens are taken for 10", ids.len());
 }
