@@ -13,7 +13,7 @@ import lexicon as lex
 import phrases
 from chat import MARKUP_WEIGHT, render
 from smalltalk import small_talk
-from stories import Cast, fact, filler, general, paragraphs, story
+from stories import Cast, distinct, fact, filler, general, paragraphs, story
 from tasks import arithmetic, copying, key_values, passkey, repeats, story_recall, sums, unknown
 from toolcalls import tool_use
 
@@ -97,11 +97,11 @@ def plain(rng, task, room):
     if task == "repeats":
         return [*repeats(rng, room), (END, 0.5)]
     if task == "prose":
-        text = paragraphs(rng, [filler(rng) for _ in range(rng.randrange(4, 22))])
+        text = paragraphs(rng, distinct(rng, filler, rng.randrange(4, 22)))
     elif task == "disturbed":
-        text = phrases.disturbed(rng, paragraphs(rng, [filler(rng) for _ in range(rng.randrange(4, 16))]), WORDS)
+        text = phrases.disturbed(rng, paragraphs(rng, distinct(rng, filler, rng.randrange(4, 16))), WORDS)
     elif task == "facts":
-        text = paragraphs(rng, [general(rng) for _ in range(rng.randrange(4, 14))])
+        text = paragraphs(rng, distinct(rng, general, rng.randrange(4, 14)))
     else:
         cast = Cast(rng, invents=False)
         facts = [fact(rng, cast) for _ in range(rng.randrange(0, 3))]

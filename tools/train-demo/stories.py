@@ -245,6 +245,15 @@ def filler(rng):
     return upper_first(body) + pick(rng, (".", ".", ".", ".", ".", "!"))
 
 
+def distinct(rng, make, count):
+    """`count` sentences of `make`, hardly any of them twice: a model of text that repeats itself does so without end."""
+    out = []
+    for _ in range(count):
+        tries = (make(rng) for _ in range(6))
+        out.append(next((sentence for sentence in tries if sentence not in out), None) or make(rng))
+    return out
+
+
 def dialogue(rng):
     speech = (
         pick(
@@ -498,6 +507,7 @@ def hero_kind(rng, pronoun):
 
 def story(rng, cast, facts, sentences, hero=None, kind=None):
     """A story of about `sentences` sentences around one hero in which `facts` occur in random places.
+    What happens next is drawn from what has not happened yet.
 
     Returns its sentences. The hero (name and pronoun) is of one kind and has one friend, so that pronouns are clear.
     """
@@ -530,33 +540,26 @@ def story(rng, cast, facts, sentences, hero=None, kind=None):
         f'"Can you help me?" {pronoun} asked {friend}.',
         f"{name} went to see {friend} {where(rng)}.",
     )
-    middle = [want, friend_line]
+    turns = (
+        lambda: f"{name} {pick(rng, lex.INTRANSITIVE)} {pick(rng, lex.ADVERBS)}.",
+        lambda: f"{upper_first(pronoun)} {pick(rng, lex.TRANSITIVE)[1]} the {thing} and {pick(rng, lex.INTRANSITIVE)}.",
+        lambda: f"{friend} {pick(rng, lex.TRANSITIVE)[1]} {noun_phrase(rng, pick(rng, lex.OBJECTS))} {where(rng)}.",
+        lambda: (
+            f'"{pick(rng, ("Look", "Wait", "Come here", "Do not be afraid", "I know", "Listen", "Hurry up"))}," said {pick(rng, (name, friend))}.'
+        ),
+        lambda: f"{upper_first(when(rng))}, {pronoun} {pick(rng, lex.INTRANSITIVE)}.",
+        lambda: f"Then {name} and {friend} {pick(rng, lex.INTRANSITIVE)}.",
+        lambda: f"{name} thought about {his} {pick(rng, lex.KIN)}.",
+        lambda: f"They saw {noun_phrase(rng, pick(rng, lex.ANIMALS))} {where(rng)}.",
+        lambda: f"It was {pick(rng, lex.WEATHER)}, and the {pick(rng, lex.NATURE)} was {pick(rng, lex.ADJECTIVES)}.",
+        lambda: filler(rng),
+    )
+    middle, left = [want, friend_line], []
     while len(middle) + len(facts) < sentences - 3:
-        middle.append(
-            pick(
-                rng,
-                (
-                    lambda: f"{name} {pick(rng, lex.INTRANSITIVE)} {pick(rng, lex.ADVERBS)}.",
-                    lambda: (
-                        f"{upper_first(pronoun)} {pick(rng, lex.TRANSITIVE)[1]} the {thing} and {pick(rng, lex.INTRANSITIVE)}."
-                    ),
-                    lambda: (
-                        f"{friend} {pick(rng, lex.TRANSITIVE)[1]} {noun_phrase(rng, pick(rng, lex.OBJECTS))} {where(rng)}."
-                    ),
-                    lambda: (
-                        f'"{pick(rng, ("Look", "Wait", "Come here", "Do not be afraid", "I know", "Listen", "Hurry up"))}," said {pick(rng, (name, friend))}.'
-                    ),
-                    lambda: f"{upper_first(when(rng))}, {pronoun} {pick(rng, lex.INTRANSITIVE)}.",
-                    lambda: f"Then {name} and {friend} {pick(rng, lex.INTRANSITIVE)}.",
-                    lambda: f"{name} thought about {his} {pick(rng, lex.KIN)}.",
-                    lambda: f"They saw {noun_phrase(rng, pick(rng, lex.ANIMALS))} {where(rng)}.",
-                    lambda: (
-                        f"It was {pick(rng, lex.WEATHER)}, and the {pick(rng, lex.NATURE)} was {pick(rng, lex.ADJECTIVES)}."
-                    ),
-                    lambda: filler(rng),
-                ),
-            )()
-        )
+        left = left or list(turns)
+        turn = pick(rng, left)
+        left.remove(turn)
+        middle.append(turn())
     for f in facts:
         middle.insert(rng.randrange(len(middle) + 1), f.sentence)
     ending = some(
