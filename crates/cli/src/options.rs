@@ -50,24 +50,35 @@ pub struct RunOptions {
     )]
     pub context: Option<usize>,
 
+    #[command(flatten)]
+    kv: KvOptions,
+
+    #[command(flatten)]
+    places: PlaceOptions,
+}
+
+/// Where the weights are, and how the KV cache is cut.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct PlaceOptions {
     /// Where the weights are: map (in the file, read when first used), prefault (all read before the first token), lock (and
     /// kept in memory, as with llama.cpp's --mlock), copy (in huge pages of this process's own) [default: map]
     #[arg(
         long, value_name = "map|prefault|lock|copy", env = "BASERT_WEIGHTS", hide_env_values = true,
         value_parser = residence, default_value = "map", hide_default_value = true, help_heading = ENGINE
     )]
-    weights: Residence,
-
-    #[command(flatten)]
-    kv: KvOptions,
+    pub weights: Residence,
 
     /// Hold the KV cache in pages of 64 tokens instead of one page for each sequence
     #[arg(long, help_heading = ENGINE)]
     paged_kv: bool,
 }
 
-/// Tokens of a page under `--paged-kv`.
-const PAGE_TOKENS: usize = 64;
+impl PlaceOptions {
+    /// Tokens of a page, if they are not those of a sequence.
+    pub fn page_tokens(self) -> Option<usize> {
+        self.paged_kv.then_some(64)
+    }
+}
 
 impl RunOptions {
     /// The engine's options; K and V that were left open are f16.
@@ -98,8 +109,8 @@ impl RunOptions {
 
     fn resolve_with(&self, kv: KvTypes) -> Outcome<basert_engine::Options> {
         let (isa, threads, context) = (isa()?, self.threads, self.context);
-        let page_tokens = self.paged_kv.then_some(PAGE_TOKENS);
-        let weights = self.weights;
+        let page_tokens = self.places.page_tokens();
+        let weights = self.places.weights;
         Ok(basert_engine::Options { isa, threads, context, kv, page_tokens, weights, ..Default::default() })
     }
 }
@@ -115,7 +126,7 @@ pub fn isa() -> Outcome<Option<Isa>> {
 /// What may give way where the memory is short.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct FitOptions {
-    /// Fit into this much memory, weights included, or without a number into what is free: K and V that are auto become the widest
+    /// Fit into this much memory, weights included (serve: all models together, earlier ones first), or without a number into what is free: K and V that are auto become the widest
     /// that do, and where none does the context the largest, each said (basert plan --fit says it beforehand). Without --fit,
     /// what does not fit is refused
     #[arg(long, value_name = "SIZE", value_parser = budget, num_args = 0..=1, default_missing_value = "free", help_heading = ENGINE)]

@@ -50,11 +50,11 @@ impl KvTypes {
         (side(self.k), side(self.v))
     }
 
-    /// Refuses types whose blocks the heads of the model at `path` are not made of.
+    /// Refuses types whose blocks the heads of the model at `path` are not made of, as loading it does.
     ///
     /// # Errors
     /// [`EngineError::KvBlocks`], with the first such side.
-    pub(crate) fn check(self, spec: &ModelSpec, path: &Path) -> Result<(), EngineError> {
+    pub fn check(self, spec: &ModelSpec, path: &Path) -> Result<(), EngineError> {
         for attention in spec.layers.iter().filter_map(|layer| layer.mixer.attention()) {
             for (side, dtype) in [("K", self.k), ("V", self.v)] {
                 let head_dim = attention.head_dim;

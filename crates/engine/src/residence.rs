@@ -34,7 +34,7 @@ impl Residence {
     }
 
     /// Whether the system cannot take back the weights' memory.
-    pub(crate) fn holds(self) -> bool {
+    pub fn holds(self) -> bool {
         matches!(self, Residence::Locked | Residence::Copied)
     }
 

@@ -6,7 +6,7 @@ use basert_convert::Target;
 use clap::{Args, ValueEnum};
 
 use crate::args::target;
-use crate::options::{KvOptions, SpeculativeOptions, WorkOptions, positive, room, size};
+use crate::options::{KvOptions, PlaceOptions, SpeculativeOptions, WorkOptions, positive, room, size};
 use crate::reserved::Purpose;
 
 /// Examples and remarks at the end of the help.
@@ -37,11 +37,17 @@ pub struct PlanArgs {
     pub model: Option<PathBuf>,
 
     /// Tokens of a sequence [default: the model's own limit]
-    #[arg(short = 'c', long, value_name = "N", value_parser = positive)]
+    #[arg(
+        short = 'c', long, value_name = "N", env = "BASERT_CONTEXT", hide_env_values = true,
+        value_parser = positive
+    )]
     pub max_context: Option<usize>,
 
     #[command(flatten)]
     pub kv: KvOptions,
+
+    #[command(flatten)]
+    pub places: PlaceOptions,
 
     #[command(flatten)]
     pub speculative: SpeculativeOptions,
@@ -85,7 +91,7 @@ pub struct PlanArgs {
     pub measure: bool,
 
     /// List the caches of every geometry in the catalog, with the KV types asked for, at --max-context [default: 131072]
-    #[arg(long, conflicts_with_all = ["model", "record", "fit", "purpose", "parallel", "prefix_cache", "target", "speculative"])]
+    #[arg(long, conflicts_with_all = ["model", "record", "fit", "purpose", "parallel", "prefix_cache", "target", "speculative", "paged_kv"])]
     pub catalog: bool,
 
     /// Lines of the catalog that contain this text in id, family, kind or grade; all of several

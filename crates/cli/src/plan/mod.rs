@@ -16,6 +16,7 @@ use basert_model::record::{Format, kv_record};
 pub use args::{PLAN_HELP, PlanArgs};
 
 use crate::failure::{Failure, Outcome};
+use crate::options::isa;
 use crate::output;
 use subject::{Model, Runnable};
 
@@ -32,6 +33,9 @@ pub fn run(args: &PlanArgs) -> Outcome {
     let options = options(args)?;
     let kv = options.kv;
     let model = Model::find(name, args.target, &options)?;
+    if let Some(runnable) = &model.runnable {
+        kv.check(&runnable.spec, name).map_err(|e| Failure::from_load(&e))?;
+    }
     if args.record {
         check_latent(&model, kv)?;
         let context =
@@ -129,6 +133,9 @@ fn options(args: &PlanArgs) -> Outcome<Options> {
         kv: args.kv.types(),
         narrow_kv: args.kv.is_auto(),
         fit: args.fit,
+        page_tokens: args.places.page_tokens(),
+        weights: args.places.weights,
+        isa: isa()?,
         speculation: args.speculative.resolve()?,
         ..Options::default()
     };

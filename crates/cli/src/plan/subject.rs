@@ -39,15 +39,15 @@ impl Model {
     /// The model that `name` means: a file, a folder, a bundle's name or a geometry's id, in this order.
     pub fn find(name: &Path, target: Option<Target>, options: &Options) -> Outcome<Model> {
         if name.is_dir() {
-            return Model::of_config(name, &name.join("config.json"), target);
+            return Model::of_config(name, &name.join("config.json"), target, options);
         }
         if name.is_file() && name.extension().is_some_and(|e| e == "json") {
             let folder = name.parent().filter(|folder| !folder.as_os_str().is_empty());
-            return Model::of_config(folder.unwrap_or(Path::new(".")), name, target);
+            return Model::of_config(folder.unwrap_or(Path::new(".")), name, target, options);
         }
         match locate(name) {
             Ok(path) if path.exists() => Model::of_bundle(&path, target, options),
-            _ => Model::of_geometry(name, target),
+            _ => Model::of_geometry(name, target, options),
         }
     }
 
@@ -65,7 +65,7 @@ impl Model {
         Ok(Model::of_runnable(subject(&name, source), runnable, Vec::new()))
     }
 
-    fn of_config(folder: &Path, config: &Path, target: Option<Target>) -> Outcome<Model> {
+    fn of_config(folder: &Path, config: &Path, target: Option<Target>, options: &Options) -> Outcome<Model> {
         let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
         let resolved = folder.canonicalize().ok().and_then(|folder| name(&folder));
         let text = std::fs::read(config).map_err(|e| {
@@ -81,11 +81,11 @@ impl Model {
         let drafts = settings.mtp_num_hidden_layers;
         let mut subject = subject(&resolved.unwrap_or_default(), format!("{}", config.display()));
         subject.draft_layers = Some(drafts as u64);
-        let runnable = estimated(spec, drafts, target)?;
+        let runnable = estimated(spec, drafts, target, options)?;
         Ok(Model::of_runnable(subject, runnable, Vec::new()))
     }
 
-    fn of_geometry(id: &Path, target: Option<Target>) -> Outcome<Model> {
+    fn of_geometry(id: &Path, target: Option<Target>, options: &Options) -> Outcome<Model> {
         let catalog = Catalog::load().map_err(|e| Failure::from_error(&e))?;
         let id = id.to_string_lossy();
         let Some(geometry) = catalog.iter().find(|geometry| geometry.id() == id) else {
@@ -98,7 +98,7 @@ impl Model {
             Err(why) => return Model::of_footprint(geometry, target, &why.to_string()),
         };
         let spec = ModelSpec::new(settled.arch, &settled.config).map_err(|e| Failure::from_error(&e))?;
-        let runnable = estimated(spec, 0, target)?;
+        let runnable = estimated(spec, 0, target, options)?;
         Ok(Model::of_runnable(of_geometry(geometry), runnable, settled.assumptions))
     }
 
@@ -132,14 +132,14 @@ impl Model {
     }
 }
 
-fn estimated(spec: ModelSpec, drafts: usize, target: Option<Target>) -> Outcome<Runnable> {
+fn estimated(spec: ModelSpec, drafts: usize, target: Option<Target>, options: &Options) -> Outcome<Runnable> {
     let target = target.unwrap_or(Target::BASE_Q4);
-    let options = basert_convert::Options { target, ..Default::default() };
-    let tensors = stored_tensors(&spec, drafts, &options).map_err(|e| Failure::from_error(&e))?;
+    let conversion = basert_convert::Options { target, ..Default::default() };
+    let tensors = stored_tensors(&spec, drafts, &conversion).map_err(|e| Failure::from_error(&e))?;
     let stored = format!("estimated for {target}");
     let mut weights = WeightBytes::default();
     for tensor in tensors {
-        weights.mapped += tensor.bytes;
+        *(if options.weights.holds() { &mut weights.held } else { &mut weights.mapped }) += tensor.bytes;
         weights.needs.add(tensor.encoding, tensor.cols);
     }
     Ok(Runnable { spec, weights, stored })

@@ -1,7 +1,8 @@
 //! `basert serve`: models behind HTTP.
 
 mod args;
-mod saving;
+mod budget;
+mod served;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,9 +10,7 @@ use std::time::Duration;
 
 use basert_engine::{Engine, Limits, Options, Scheduler};
 use basert_format::BaseFile;
-use basert_server::{
-    ApiKey, App, Backend, Config, Ended, Facts, Grammars, Hosted, Loaded, Metrics, Model, Worker,
-};
+use basert_server::{ApiKey, App, Config, Ended, Facts, Grammars, Hosted, Loaded, Metrics, Model, Worker};
 use basert_text::ChatTemplate;
 
 use crate::bundle::{self, Bundle};
@@ -21,7 +20,8 @@ use crate::{kept, output, place, selected};
 
 use args::Prefill;
 pub use args::{SERVE_HELP, ServeArgs};
-use saving::Kept;
+use budget::Budget;
+use served::Served;
 
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> Outcome {
@@ -48,9 +48,11 @@ pub fn run(args: &ServeArgs) -> Outcome {
         }
     }
     let metrics = Arc::new(Metrics::default());
+    let budget = Budget::new(options.fit);
     let mut hosted = Vec::with_capacity(models.len());
     for (model, path) in models {
-        let worker = worker(&path, &options, limits, args, config.idle_timeout, Arc::clone(&metrics))?;
+        let worker =
+            worker(&path, &options, &budget, limits, args, config.idle_timeout, Arc::clone(&metrics))?;
         hosted.push(Hosted { model: Arc::new(model), worker });
     }
     let app = App::new(config, hosted, metrics);
@@ -165,19 +167,23 @@ fn model(path: &Path, args: &ServeArgs) -> Outcome<(Model, PathBuf)> {
 fn worker(
     path: &Path,
     options: &Options,
+    budget: &Budget,
     limits: Limits,
     args: &ServeArgs,
     idle: Option<Duration>,
     metrics: Arc<Metrics>,
 ) -> Outcome<Worker> {
     let (path, options, verbose) = (path.to_owned(), options.clone(), args.verbose);
+    let budget = budget.clone();
     let (prefix_cache, prefix_file) = (args.prefix_cache, args.prefix_cache_file.clone());
     let (mut shown, is_paced) = (false, matches!(args.prefill_tokens, Some(Prefill::Paced)));
     let load = move || {
         let file = open(&path)?;
-        let prefix_cache = Purpose::Serve.prefix_cache_for(prefix_cache, &file, &options);
-        let options = Options { prefix_cache, ..options.clone() };
-        let mut engine = Engine::load(file, &options).map_err(|e| in_a_line(Failure::from_load(&e)))?;
+        let turn = budget.turn();
+        let mut options = Options { fit: turn.left(), ..options.clone() };
+        options.prefix_cache = Purpose::Serve.prefix_cache_for(prefix_cache, &file, &options);
+        let refused = |e| turn.refusal(in_a_line(Failure::from_load(&e)));
+        let mut engine = Engine::load(file, &options).map_err(refused)?;
         if let Some(file) = &prefix_file {
             kept::load(&mut engine, file).map_err(in_a_line)?;
         }
@@ -190,12 +196,10 @@ fn worker(
             vocab: engine.spec().vocab,
             engine: selected::to_json(engine.selected()),
         };
+        let _share = turn.take(engine.selected().memory.total());
         let scheduler = Scheduler::new(engine, limits);
         let scheduler = if is_paced { scheduler.paced() } else { scheduler };
-        let backend: Box<dyn Backend> = match &prefix_file {
-            Some(file) => Box::new(Kept { scheduler, file: file.clone() }),
-            None => Box::new(scheduler),
-        };
+        let backend = Box::new(Served { scheduler, prompts: prefix_file.clone(), _share });
         Ok(Loaded { backend, facts })
     };
     Worker::start(Box::new(load), idle, metrics).map_err(Failure::new)

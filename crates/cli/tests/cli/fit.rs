@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::allocated::served;
 use crate::chat::{chat, toy};
 use crate::common::{Said, basert, hybrid};
+use crate::serve::{get, signal, start};
 
 const CONTEXT: &str = "65536";
 
@@ -156,6 +157,34 @@ fn a_plan_to_fit_names_what_the_server_then_allocates() {
         assert_eq!(found[case].1, k, "{found:?}");
         assert!(context.map_or(found[case].0 < 16384, |context| found[case].0 == context), "{found:?}");
     }
+}
+
+/// Each of several models was once given the whole of it.
+#[test]
+fn all_models_of_a_server_share_what_fit_allows() {
+    let folder = tempfile::tempdir().unwrap();
+    let second = folder.path().join("second.base");
+    std::fs::copy(hybrid(), &second).unwrap();
+    let second = second.to_str().unwrap();
+    let context = ["--max-context", "16384", "--prefix-cache", "1MiB", "--kv-bits", "16"];
+    let total = |value: &Value| value["total"].as_u64().unwrap();
+    let one = total(&fitted(hybrid(), "serve", "1GiB", &context)["memory"]);
+
+    let budget = (one + one / 2).to_string();
+    let args = [&["--model", second, "--fit", budget.as_str()], &context[..]].concat();
+    let (mut child, _said, address) = start(hybrid(), &args);
+    let engines: Value = serde_json::from_str(&get(&address, "/v1/engine")).unwrap();
+    let models = engines["models"].as_array().unwrap();
+    let taken: u64 = models.iter().map(|model| total(&model["engine"]["memory"])).sum();
+    assert_eq!(models.len(), 2);
+    signal(&child, "-TERM");
+    assert!(child.wait().unwrap().success());
+    assert!(one < taken && taken <= one + one / 2, "{taken} of {budget}, one takes {one}");
+
+    let budget = (one + (64 << 10)).to_string();
+    let args = [&["--model", second, "--fit", budget.as_str(), "--port", "0"], &context[..]].concat();
+    let refused = basert().arg("serve").arg(hybrid()).args(args).args(["-t", "1"]).output().unwrap();
+    Said::from(refused).fails_with(&["not even a context of one token fits", "other models have taken"]);
 }
 
 #[test]

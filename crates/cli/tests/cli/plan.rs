@@ -50,6 +50,44 @@ fn a_run_takes_what_was_planned_to_the_byte() {
 }
 
 #[test]
+fn what_a_flag_means_to_a_run_it_means_to_the_plan() {
+    let cases: [&[&str]; 3] = [&["--paged-kv"], &["--weights", "copy"], &["--paged-kv", "--kv-bits", "8"]];
+    for flags in cases {
+        let plan = |flags: &[&str]| {
+            let fixed = ["--max-context", "130", "-t", "1", "--json"];
+            let said = basert().arg("plan").arg(hybrid()).args(fixed).args(flags).output().unwrap();
+            Said::from(said).ok().json()["memory"].take()
+        };
+        let fixed = ["-c", "130", "-t", "1", "--prompt-ids", "1,2,3", "-n", "1", "--json"];
+        let run = basert().arg("complete").arg(hybrid()).args(fixed).args(flags).output().unwrap();
+        let planned = plan(flags);
+        assert_eq!(planned, Said::from(run).ok().json()["selected"]["memory"], "{flags:?}");
+        assert_ne!(planned, plan(&[]), "{flags:?} changes nothing");
+    }
+    let mut command = basert();
+    command.arg("plan").arg(hybrid()).arg("--json").env("BASERT_CONTEXT", "130");
+    assert_eq!(Said::from(command.output().unwrap()).ok().json()["context"], 130);
+}
+
+/// Loading refuses them, so a plan of them would promise what never runs.
+#[test]
+fn a_width_that_holds_no_heads_of_this_size_has_no_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config.json");
+    let text = std::fs::read(fixture("llama-tiny").join("config.json")).unwrap();
+    let mut value: Value = serde_json::from_slice(&text).unwrap();
+    value["head_dim"] = 48.into();
+    std::fs::write(&config, value.to_string()).unwrap();
+    run!("plan", &config, "--json").ok();
+    for bits in ["8", "4", "84"] {
+        for question in [&[][..], &["--record"], &["--fit", "1GiB"]] {
+            let said = basert().arg("plan").arg(&config).args(["--kv-bits", bits]).args(question).output();
+            Said::from(said.unwrap()).fails_with(&["multiple of 32", "this model's have 48"]);
+        }
+    }
+}
+
+#[test]
 fn weights_of_a_checkpoint_are_those_of_its_conversion() {
     for target in ["base-q4", "base-q8", "bf16"] {
         let (_folder, file) = converted("qwen3-dense-tiny", target);

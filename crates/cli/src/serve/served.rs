@@ -1,4 +1,4 @@
-//! Prompts that outlive the server: written to a file when the model is given back.
+//! A loaded model: its prompts may outlive it in a file, and its memory is given back with it.
 
 use std::path::PathBuf;
 
@@ -8,13 +8,18 @@ use basert_server::Backend;
 use crate::failure::Failure;
 use crate::output;
 
-/// A scheduler whose kept prompts go to a file at the end.
-pub struct Kept {
+use super::budget::Share;
+
+/// A scheduler with what belongs to its model.
+pub struct Served {
     pub scheduler: Scheduler,
-    pub file: PathBuf,
+    /// Where its kept prompts go at the end.
+    pub prompts: Option<PathBuf>,
+    /// What it takes of the server's memory; behind the scheduler, so that it is given back after that.
+    pub _share: Share,
 }
 
-impl Backend for Kept {
+impl Backend for Served {
     fn submit(&mut self, request: Request, client: Box<dyn Client>) -> Result<(), EngineError> {
         self.scheduler.submit(request, client)
     }
@@ -36,7 +41,8 @@ impl Backend for Kept {
     }
 
     fn save(&mut self) {
-        if let Err(error) = self.scheduler.engine().save_prefixes(&self.file) {
+        let Some(file) = &self.prompts else { return };
+        if let Err(error) = self.scheduler.engine().save_prefixes(file) {
             output::report(&Failure::from_error(&error));
         }
     }
