@@ -331,7 +331,7 @@ fn branch(dice: &mut Dice) -> (Vec<u32>, Vec<usize>) {
 
 #[test]
 fn a_random_tree_of_prompts_under_constant_eviction_answers_as_from_cold() {
-    for (model, steps) in MODELS.into_iter().zip([2000, 300, 2000, 300]) {
+    for model in MODELS {
         let file = converted(&fixture(model), "base-q4");
         let mut solo = load_with(&file.path, options(0, 1));
         // Room for some prompts of the tree, and a few states.
@@ -341,7 +341,7 @@ fn a_random_tree_of_prompts_under_constant_eviction_answers_as_from_cold() {
         let mut dice = Dice(7);
         let mut expected: HashMap<Vec<u32>, Vec<u32>> = HashMap::new();
         let mut asked: Vec<(Vec<u32>, Ear)> = Vec::new();
-        for step in 0..steps {
+        for step in 0..2000 {
             if scheduler.waiting() < 2 {
                 let (prompt, borders) = branch(&mut dice);
                 let ear = Ear::default();
@@ -361,7 +361,7 @@ fn a_random_tree_of_prompts_under_constant_eviction_answers_as_from_cold() {
             assert!(stats.bytes <= stats.limit_bytes && stats.limit_bytes <= prefix_cache);
         }
         let stats = stats(&scheduler);
-        let few = steps / 100;
+        let few = 20;
         assert!(
             stats.evicted_pages > few && stats.hits > few && stats.hits < stats.lookups,
             "{model}: {stats:?}"

@@ -12,6 +12,8 @@ use basert_engine::{
     Reuse, SamplingParams, Scheduler, Session, Speculated, Speculation, TokenRun, WantLogits, generate,
 };
 use basert_kernels::KvDtype;
+use serde_json::{Value, json};
+
 use common::{Golden, KV_F16, assert_same_bits, converted, fixture};
 
 const KV_Q8: KvTypes = KvTypes { k: KvDtype::Q8, v: KvDtype::Q8 };
@@ -116,6 +118,75 @@ fn models_without_a_head_guess_from_text_and_answer_the_same() {
         }
     }
     assert!(right > 0, "no guess was ever right, so nothing was tested");
+}
+
+/// The checkpoint of `source` with a prediction head: its last layer once more, behind the sum of hidden state and embedding.
+fn with_a_head(source: &Path, hidden: usize) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(source.join(name), folder.path().join(name)).unwrap();
+    }
+    let json = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap();
+    let mut config = json(&std::fs::read(source.join("config.json")).unwrap());
+    config["mtp_num_hidden_layers"] = 1.into();
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+
+    let file = std::fs::read(source.join("model.safetensors")).unwrap();
+    let (length, rest) = file.split_first_chunk::<8>().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let (mut header, mut data) = (json(header), data.to_vec());
+    let mut add = |header: &mut Value, name: &str, shape: Value, bytes: &[u8]| {
+        let start = data.len();
+        data.extend(bytes);
+        header[name] = json!({"dtype": "BF16", "shape": shape, "data_offsets": [start, data.len()]});
+    };
+    let last = format!("model.layers.{}.", config["num_hidden_layers"].as_u64().unwrap() - 1);
+    let copied: Vec<(String, Value)> =
+        header.as_object().unwrap().iter().map(|(name, entry)| (name.clone(), entry.clone())).collect();
+    for (name, entry) in copied {
+        let Some(part) = name.strip_prefix(&last) else { continue };
+        assert_eq!(entry["dtype"], "BF16");
+        let [from, to] = [0, 1].map(|i| entry["data_offsets"][i].as_u64().unwrap() as usize);
+        let start = 8 + u64::from_le_bytes(*length) as usize;
+        let bytes = &file[start + from..start + to];
+        add(&mut header, &format!("mtp.layers.0.{part}"), entry["shape"].clone(), bytes);
+    }
+    let one = |yes| if yes { [0x80, 0x3f] } else { [0, 0] };
+    let sum: Vec<u8> = (0..2 * hidden * hidden).flat_map(|i| one(i % hidden == i / (2 * hidden))).collect();
+    add(&mut header, "mtp.fc.weight", json!([hidden, 2 * hidden]), &sum);
+    for norm in ["norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"] {
+        add(&mut header, &format!("mtp.{norm}.weight"), json!([hidden]), &vec![0; 2 * hidden]);
+    }
+    let header = header.to_string();
+    let whole = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    std::fs::write(folder.path().join("model.safetensors"), whole).unwrap();
+    folder
+}
+
+#[test]
+fn a_head_with_experts_guesses_and_changes_no_answer() {
+    let source = with_a_head(&fixture("toy-moe"), 64);
+    let mut right = 0;
+    for target in ["f32", "base-q4"] {
+        let file = converted(source.path(), target);
+        let prompt = Golden::of(&fixture("toy-moe")).prompt("p130").ids.clone();
+        for (page_tokens, prefix_cache, kv) in [(None, 0, KV_F16), (Some(32), CACHE, KV_Q8)] {
+            for seed in [None, Some(3)] {
+                let go = |speculation| {
+                    let options = Options { page_tokens, prefix_cache, kv, ..options(speculation) };
+                    two(&file.path, options, &prompt, &params(seed, 80))
+                };
+                let (with, without) = (go(Speculation::always(3)), go(Speculation::OFF));
+                for (with, without) in with.iter().zip(&without) {
+                    assert_eq!(with.ids, without.ids, "{target} {kv} {seed:?}");
+                    let (drafted, steps) = (with.speculated.drafted, with.speculated.steps);
+                    assert!(drafted > 2 * steps, "{drafted} guesses in {steps} steps");
+                    right += with.speculated.accepted;
+                }
+            }
+        }
+    }
+    assert!(right > 0, "no guess was ever right, so nothing was rolled forward");
 }
 
 #[test]
