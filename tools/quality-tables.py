@@ -100,7 +100,7 @@ def weights(basert, model):
     source = basert.source(model)
     reference = basert.convert(source, f"{model.name}-f32", "--target", "f32")
     importance = basert.folder / f"{model.name}.importance"
-    calibration = ("--calibration", model.calibration, "--save-importance", importance)
+    calibration = ("--calibration", model.calibration, "--calibration-tokens", 16384, "--save-importance", importance)
     basert.convert(source, "calibrated", "--target", "q4", "--group", 64, *calibration)
     rows, pictured = [], []
     for target in FLOATS:

@@ -16,7 +16,7 @@ trap 'rm -rf "$checkpoint"' EXIT
 
 mkdir -p "$demo/evaluation"
 "$python" tools/train-demo/export.py "$run" "$checkpoint/demo"
-"$basert" convert "$checkpoint/demo" --target q8 --group 32 --output "$demo/demo.base" --force
+"$basert" convert "$checkpoint/demo" --target q8 --group 32 --method mse --output "$demo/demo.base" --force
 "$python" tools/train-demo/questions.py "$demo/evaluation"
 "$python" tools/train-demo/curves.py "$run" "$demo/curves.svg"
 "$python" tools/train-demo/evaluate.py "$run" --count 100 --json "$demo/evaluation/training.json"

@@ -23,10 +23,9 @@ fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/demo.base")
 }
 
-/// "Tell me a story about a small fox.", as the demo's template writes it.
-const STORY: [u32; 21] = [
-    3040, 306, 198, 1504, 514, 259, 1054, 614, 259, 586, 1099, 13, 3041, 198, 3040, 307, 198, 3063, 288,
-    3064, 288,
+/// "Tell me a story about a king.", as the demo's template writes it.
+const STORY: [u32; 20] = [
+    3040, 306, 198, 1504, 514, 259, 1054, 614, 259, 1480, 13, 3041, 198, 3040, 307, 198, 3063, 288, 3064, 288,
 ];
 const END: u32 = 3041;
 
@@ -447,7 +446,7 @@ fn requests_that_run_together_are_guessed_for_and_answered_as_alone() {
 
 #[test]
 fn the_demos_head_guesses_its_own_text() {
-    for (most, least) in [(1, 1.7), (2, 2.2), (3, 3.0), (4, 3.0)] {
+    for (most, least) in [(1, 1.8), (2, 2.5), (3, 2.9), (4, 3.1)] {
         let mut engine = Engine::open(&demo(), &options(Speculation::always(most))).unwrap();
         let params = GenerateParams { eos: vec![END], ..params(None, 400) };
         let Generation { ids, speculated, .. } = answer(&mut engine, &STORY, &params);

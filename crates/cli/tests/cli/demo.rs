@@ -124,10 +124,10 @@ fn the_demo_s_figures_stay_in_their_bands() {
         calls,
     );
     let found = found.ok().json();
-    within(&found["perplexity"], 9.06, 9.08);
-    within(&found["recall"]["share"]["mean"], 0.96, 0.97);
-    within(&found["choices"]["accuracy"]["mean"], 0.64, 0.66);
-    within(&found["tool_calls"]["valid"]["mean"], 0.88, 0.90);
+    within(&found["perplexity"], 3.57, 3.58);
+    within(&found["recall"]["share"]["mean"], 1.0, 1.0);
+    within(&found["choices"]["accuracy"]["mean"], 0.84, 0.86);
+    within(&found["tool_calls"]["valid"]["mean"], 0.96, 0.98);
 }
 
 #[test]
@@ -154,33 +154,70 @@ fn narrow_caches_cost_the_demo_what_they_did() {
         "4",
     );
     let rows: Vec<Value> = said.ok().out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let bands = [(2.5e-5, 2.7e-5), (5.3e-5, 5.5e-5), (2.9e-4, 3.1e-4), (3.3e-3, 3.5e-3)];
+    let bands = [(2.0e-5, 2.2e-5), (2.8e-5, 3.0e-5), (1.1e-4, 1.3e-4), (1.0e-3, 1.2e-3)];
     assert_eq!(rows.len(), bands.len());
     for (row, (low, high)) in rows.iter().zip(bands) {
         within(&row["against"]["kl"], low, high);
     }
 }
 
-/// Divergence of the demo in 4 bits, made with `method`, from its own values.
-fn four_bits(dir: &Path, method: &str, text: &Path, reference: &Path, source: &Path) -> f64 {
-    let out = dir.join(format!("{method}.base"));
-    let options =
-        ["--target", "q4", "--group", "64", "--no-check", "--allow-quant-from-quant", "--method", method];
+/// A bundle of `source` in `dir`, made with `options`.
+fn remade(dir: &Path, name: &str, source: &Path, options: &[&str]) -> PathBuf {
+    let out = dir.join(name).with_extension("base");
     let mut command = basert();
-    Said::from(command.arg("convert").arg(source).arg("-o").arg(&out).args(options).output().unwrap()).ok();
-    let eval = run!("eval", out, "--json", "--text-file", text, "--window", "1024", "--against", reference);
-    eval.ok().json()["against"]["kl"].as_f64().unwrap()
+    command.arg("convert").arg(source).arg("-o").arg(&out).args(options);
+    Said::from(command.args(["--no-check", "--allow-quant-from-quant"]).output().unwrap()).ok();
+    out
+}
+
+/// Divergence from `reference` on the held-out text, and the share of equal likeliest tokens.
+fn against(model: &Path, reference: &Path) -> (f64, f64) {
+    let text = evaluation("text.txt");
+    let said = run!(
+        "eval",
+        model,
+        "--against",
+        reference,
+        "--text-file",
+        text,
+        "--window",
+        "1024",
+        "--kv-type",
+        "f32",
+        "--json",
+    );
+    let found = &said.ok().json()["against"];
+    (found["kl"].as_f64().unwrap(), found["top1_agreement"].as_f64().unwrap())
+}
+
+/// The demo's values in f32: as a checkpoint, and as a bundle.
+fn in_f32(dir: &Path) -> (PathBuf, PathBuf) {
+    let source = dir.join("demo.gguf");
+    run!("export", demo(), "--gguf", &source, "--outtype", "f32").ok();
+    let bundle = remade(dir, "f32", &source, &["--target", "f32"]);
+    (source, bundle)
+}
+
+#[test]
+fn eight_bit_arithmetic_finds_the_same_likeliest_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, reference) = in_f32(dir.path());
+    let (kl, same) = against(&demo(), &reference);
+    assert!((6.4e-5..6.6e-5).contains(&kl) && (0.996..0.998).contains(&same), "KL {kl}, {same} the same");
 }
 
 #[test]
 fn searched_scales_beat_rounded_ones_at_four_bits() {
     let dir = tempfile::tempdir().unwrap();
-    let (source, reference) = (dir.path().join("demo.gguf"), dir.path().join("f32.base"));
-    run!("export", demo(), "--gguf", &source, "--outtype", "f32").ok();
-    let f32 = ["--target", "f32", "--no-check", "--allow-quant-from-quant"];
-    Said::from(basert().arg("convert").arg(&source).arg("-o").arg(&reference).args(f32).output().unwrap())
-        .ok();
-    let text = text(dir.path(), 16_000);
-    let [rtn, mse] = ["rtn", "mse"].map(|method| four_bits(dir.path(), method, &text, &reference, &source));
-    assert!((0.0251..0.0254).contains(&rtn) && (0.0193..0.0196).contains(&mse), "{mse} against {rtn}");
+    let (source, reference) = in_f32(dir.path());
+    let calibration = evaluation("calibration.txt");
+    let calibrated = ["mse", "--calibration-tokens", "16384", "--calibration", calibration.to_str().unwrap()];
+    let [rtn, mse, known] =
+        [("rtn", &["rtn"][..]), ("mse", &["mse"]), ("known", &calibrated)].map(|(name, method)| {
+            let options = [&["--target", "q4", "--group", "64", "--method"], method].concat();
+            against(&remade(dir.path(), name, &source, &options), &reference).0
+        });
+    let bands = [(rtn, 0.0109..0.0110), (mse, 0.0089..0.0090), (known, 0.0081..0.0082)];
+    assert!(bands.iter().all(|(kl, band)| band.contains(kl)), "{bands:?}");
+    assert!(known < 0.75 * rtn, "known activations take a quarter off: {bands:?}");
 }
