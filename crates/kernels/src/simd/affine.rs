@@ -48,12 +48,23 @@ impl Span {
     }
 
     /// Writes one token's outputs.
-    pub fn store(self, out: &mut ColumnBlock<'_, f32>, token: usize, values: &[f32; TILE_ROWS]) {
+    #[inline(always)]
+    pub fn store<S: Simd>(self, s: S, out: &mut ColumnBlock<'_, f32>, token: usize, values: S::F) {
         let row = &mut out.row_mut(token)[self.first..];
         match row.first_chunk_mut() {
-            Some(whole) if self.count == TILE_ROWS => *whole = *values,
-            _ => row[..self.count].copy_from_slice(&values[..self.count]),
+            Some(whole) if self.count == TILE_ROWS => s.store(values, whole),
+            _ => {
+                let mut all = [0.0; TILE_ROWS];
+                s.store(values, &mut all);
+                row[..self.count].copy_from_slice(&all[..self.count]);
+            }
         }
+    }
+
+    /// Asks for the memory of one token's outputs.
+    #[inline(always)]
+    pub fn fetch(self, out: &ColumnBlock<'_, f32>, token: usize) {
+        super::prefetch(out.row(token)[self.first..].as_ptr().cast());
     }
 }
 

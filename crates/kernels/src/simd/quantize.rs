@@ -6,19 +6,25 @@ use crate::vector::{LANES, Simd};
 /// See [`Quantize`].
 #[inline(always)]
 pub(crate) fn quantize<S: Simd>(s: S, a: Quantize<'_>) {
-    let per_block = a.block / LANES;
+    match a.block / LANES {
+        1 => blocks::<S, 1>(s, a),
+        2 => blocks::<S, 2>(s, a),
+        _ => blocks::<S, 4>(s, a),
+    }
+}
+
+/// Blocks of `VECTORS` vectors.
+#[inline(always)]
+fn blocks<S: Simd, const VECTORS: usize>(s: S, a: Quantize<'_>) {
     let (x, codes) = (a.x.as_chunks::<LANES>().0, a.codes.as_chunks_mut::<LANES>().0);
-    let blocks = x.chunks_exact(per_block).zip(codes.chunks_exact_mut(per_block));
+    let all_finite = finite(s, x);
+    let blocks = x.as_chunks::<VECTORS>().0.iter().zip(codes.as_chunks_mut::<VECTORS>().0);
     for (i, (x, codes)) in blocks.enumerate() {
         let mut largest = s.splat(0.0);
-        // 0·x is a zero for finite x and NaN otherwise, and NaN stays.
-        let mut finite = s.splat(0.0);
         for x in x {
-            let x = s.load(x);
-            largest = s.max(s.abs(x), largest);
-            finite = s.fma(x, s.splat(0.0), finite);
+            largest = s.max(s.abs(s.load(x)), largest);
         }
-        let (scale, reciprocal) = block_scale(s.largest(largest), !s.sum(finite).is_nan());
+        let (scale, reciprocal) = block_scale(s.largest(largest), all_finite || finite(s, x));
         let sum = match reciprocal {
             Some(reciprocal) => round_codes(s, x, reciprocal, codes),
             None => {
@@ -32,17 +38,36 @@ pub(crate) fn quantize<S: Simd>(s: S, a: Quantize<'_>) {
     }
 }
 
-/// Rounds a block and returns the sum of its codes.
+/// 0·x is a zero for finite x and NaN otherwise, and NaN stays in a sum. Four sums, so that none waits for another.
 #[inline(always)]
-fn round_codes<S: Simd>(s: S, x: &[[f32; LANES]], reciprocal: f32, codes: &mut [[i8; LANES]]) -> i32 {
-    let (low, high) = (s.splat(-127.0), s.splat(127.0));
-    let mut sum = 0;
-    for (x, codes) in x.iter().zip(codes) {
-        let rounded = s.round(s.mul(s.load(x), s.splat(reciprocal)));
-        *codes = s.to_i8(s.min(s.max(rounded, low), high));
-        for code in *codes {
-            sum += i32::from(code);
+fn finite<S: Simd>(s: S, x: &[[f32; LANES]]) -> bool {
+    let mut zeros = [s.splat(0.0); 4];
+    let (fours, rest) = x.as_chunks::<4>();
+    for x in fours {
+        for i in 0..4 {
+            zeros[i] = s.fma(s.load(&x[i]), s.splat(0.0), zeros[i]);
         }
     }
-    sum
+    for x in rest {
+        zeros[0] = s.fma(s.load(x), s.splat(0.0), zeros[0]);
+    }
+    let zeros = s.add(s.add(zeros[0], zeros[1]), s.add(zeros[2], zeros[3]));
+    !s.sum(zeros).is_nan()
+}
+
+/// Rounds a block and returns the sum of its codes, whose magnitudes are at most 127: no product exceeds that by more than two roundings.
+#[inline(always)]
+fn round_codes<S: Simd, const VECTORS: usize>(
+    s: S,
+    x: &[[f32; LANES]; VECTORS],
+    reciprocal: f32,
+    codes: &mut [[i8; LANES]; VECTORS],
+) -> i32 {
+    let (reciprocal, mut sum) = (s.splat(reciprocal), s.splat(0.0));
+    for (x, codes) in x.iter().zip(codes) {
+        let rounded = s.round(s.mul(s.load(x), reciprocal));
+        *codes = s.to_i8(rounded);
+        sum = s.add(rounded, sum);
+    }
+    s.sum(sum) as i32
 }

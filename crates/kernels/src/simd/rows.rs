@@ -69,9 +69,7 @@ impl<W: Source, const N: usize> Vectorized for RowsOf<'_, W, N> {
                 _ => row_sums::<S, W, 8, N>(s, tile, codes, view),
             };
             for (token, sums) in sums.into_iter().enumerate().take(x.tokens) {
-                let mut outputs = [0.0; TILE_ROWS];
-                s.store(sums, &mut outputs);
-                tile.span.store(&mut out, token, &outputs);
+                tile.span.store(s, &mut out, token, sums);
             }
         }
     }

@@ -16,6 +16,7 @@ use crate::level::Vectorized;
 use crate::matrix::{Coding, FP4_CODES, Quantized};
 use crate::reference::affine::{Activations, AffineLinear};
 use crate::scratch::{Line, grown};
+use crate::shared::ColumnBlock;
 use crate::vector::Simd;
 
 /// Columns of a unit.
@@ -58,7 +59,7 @@ pub(crate) fn by_tiles<S: Simd, const TILES: usize>(s: S, a: AffineLinear<'_>) {
 #[inline(always)]
 fn few_tokens<S: Simd, const TILES: usize, const TOKENS: usize>(s: S, mut a: AffineLinear<'_>) {
     let (w, x, rows) = (a.weights, a.x, a.out.width());
-    let tokens: [TokenRow<'_>; TOKENS] = std::array::from_fn(|t| TokenRow::new(&x, t));
+    let tokens: [TokenRow<'_>; TOKENS] = std::array::from_fn(|t| TokenRow::new(&x, x.cols / x.block, t));
     let mut scratch: [TileScratch<'_>; TILES] = TileScratch::new(&w, a.local);
     let mut units = [[Line([0; UNIT * TILE_ROWS]); STEP / UNIT]; TILES];
     for first in (0..rows).step_by(TILES * TILE_ROWS) {
@@ -73,9 +74,7 @@ fn few_tokens<S: Simd, const TILES: usize, const TOKENS: usize>(s: S, mut a: Aff
         }
         for (tile, acc) in tiles.iter().zip(acc) {
             for (token, acc) in acc.into_iter().enumerate().take(x.tokens) {
-                let mut outputs = [0.0; TILE_ROWS];
-                s.store(acc, &mut outputs);
-                tile.span.store(&mut a.out, token, &outputs);
+                tile.span.store(s, &mut a.out, token, acc);
             }
         }
     }
@@ -91,19 +90,13 @@ fn many_tokens<S: Simd, const TILES: usize>(s: S, mut a: AffineLinear<'_>) {
     let mut scratch: [TileScratch<'_>; TILES] = TileScratch::new(&w, a.local);
     for first in (0..rows).step_by(TILES * TILE_ROWS) {
         let mut tiles = side_by_side(&mut scratch, &a.weights, a.first_row, first..rows);
-        acc.fill([ZERO; TILES]);
         for start in (0..x.cols).step_by(CHUNK) {
             let columns = start..x.cols.min(start + CHUNK);
             let mut each = chunks.iter_mut();
             let units = std::array::from_fn(|_| each.next().map_or(&mut [][..], |c| c));
             s.outline(Unpack { tiles: &mut tiles, columns: &columns, units });
             let units = std::array::from_fn(|t| chunks[t].as_chunks().0);
-            Chunk::new(&tiles, units, &x, &columns).add_all(s, acc);
-        }
-        for (t, tile) in tiles.iter().enumerate() {
-            for (token, sums) in acc.iter().enumerate() {
-                tile.span.store(&mut a.out, token, &sums[t].0);
-            }
+            Chunk::new(&tiles, units, &x, &columns).add_all(s, acc, &mut a.out);
         }
     }
     (a.local.tile, a.local.sums) = (units, sums);
@@ -134,10 +127,10 @@ struct TokenRow<'a> {
 }
 
 impl<'a> TokenRow<'a> {
-    /// Behind the last token it is computed again.
+    /// Rows have `per_row` blocks. Behind the last token it is computed again.
     #[inline(always)]
-    fn new(x: &Activations<'a>, token: usize) -> TokenRow<'a> {
-        let (token, per_row) = (token.min(x.tokens - 1), x.cols / x.block);
+    fn new(x: &Activations<'a>, per_row: usize, token: usize) -> TokenRow<'a> {
+        let token = token.min(x.tokens - 1);
         let blocks = token * per_row..(token + 1) * per_row;
         TokenRow {
             token,
@@ -157,6 +150,7 @@ struct Chunk<'a, const TILES: usize> {
     /// The columns in activation blocks, of which there are `per_group` in a group.
     blocks: Range<usize>,
     per_group: usize,
+    per_row: usize,
 }
 
 impl<'a, const TILES: usize> Chunk<'a, TILES> {
@@ -168,19 +162,19 @@ impl<'a, const TILES: usize> Chunk<'a, TILES> {
         columns: &Range<usize>,
     ) -> Self {
         let blocks = columns.start / x.block..columns.end / x.block;
-        Chunk { tiles, units, x, blocks, per_group: tiles[0].w.group / x.block }
+        Chunk { tiles, units, x, blocks, per_group: tiles[0].w.group / x.block, per_row: x.cols / x.block }
     }
 
     /// Adds the chunk's products to the sums of all tokens: as many side by side as there are registers for, and the
-    /// rest in smaller parties.
+    /// rest in smaller parties. Behind the last columns the sums are the outputs.
     #[inline(always)]
-    fn add_all<S: Simd>(&self, s: S, acc: &mut [[Sums; TILES]]) {
+    fn add_all<S: Simd>(&self, s: S, sums: &mut [[Sums; TILES]], out: &mut ColumnBlock<'_, f32>) {
         let mut token = 0;
-        while token < acc.len() {
-            token += match acc.len() - token {
-                left if !S::ROOMY || left <= 2 => self.add_party::<S, 2>(s, token, acc),
-                3 | 4 | 7 | 8 => self.add_party::<S, 4>(s, token, acc),
-                _ => self.add_party::<S, 6>(s, token, acc),
+        while token < sums.len() {
+            token += match sums.len() - token {
+                left if !S::ROOMY || left <= 2 => self.add_party::<S, 2>(s, token, sums, out),
+                3 | 4 | 7 | 8 => self.add_party::<S, 4>(s, token, sums, out),
+                _ => self.add_party::<S, 6>(s, token, sums, out),
             };
         }
     }
@@ -191,23 +185,50 @@ impl<'a, const TILES: usize> Chunk<'a, TILES> {
         &self,
         s: S,
         first: usize,
-        out: &mut [[Sums; TILES]],
+        sums: &mut [[Sums; TILES]],
+        out: &mut ColumnBlock<'_, f32>,
     ) -> usize {
+        let (begins, ends) = (self.blocks.start == 0, self.blocks.end * self.x.block == self.x.cols);
+        let per_row = self.per_row;
         let mut tokens = [TokenRow::default(); TOKENS];
         let mut acc = [[s.splat(0.0); TOKENS]; TILES];
         for t in 0..TOKENS {
-            tokens[t] = TokenRow::new(self.x, first + t);
+            tokens[t] = TokenRow::new(self.x, per_row, first + t);
             for r in 0..TILES {
-                acc[r][t] = s.load(&out[tokens[t].token][r].0);
+                if !begins {
+                    acc[r][t] = s.load(&sums[tokens[t].token][r].0);
+                }
+                if ends {
+                    self.tiles[r].span.fetch(out, tokens[t].token);
+                }
             }
+        }
+        for t in first + TOKENS..(first + 2 * TOKENS).min(self.x.tokens) {
+            self.fetch(t, &sums[t]);
         }
         acc = self.add(s, &tokens, acc);
         for t in 0..TOKENS {
             for r in 0..TILES {
-                s.store(acc[r][t], &mut out[tokens[t].token][r].0);
+                match ends {
+                    true => self.tiles[r].span.store(s, out, tokens[t].token, acc[r][t]),
+                    false => s.store(acc[r][t], &mut sums[tokens[t].token][r].0),
+                }
             }
         }
         TOKENS
+    }
+
+    /// Asks for what the chunk's products with a token need first.
+    #[inline(always)]
+    fn fetch(&self, token: usize, sums: &[Sums; TILES]) {
+        let (block, x) = (token * self.per_row + self.blocks.start, self.x);
+        super::prefetch(x.codes.as_ptr().wrapping_add(block * x.block).cast());
+        super::prefetch(x.codes.as_ptr().wrapping_add((block + 1) * x.block).cast());
+        super::prefetch(x.scales.as_ptr().wrapping_add(block).cast());
+        super::prefetch(x.weighted.as_ptr().wrapping_add(block).cast());
+        for sums in sums {
+            super::prefetch(sums.0.as_ptr().cast());
+        }
     }
 
     /// The accumulators plus the chunk's products. Where nothing has to be subtracted from wide codes, all codes are
