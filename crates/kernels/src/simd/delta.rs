@@ -152,6 +152,9 @@ fn run<S: Simd, const VECTORS: usize>(
         m = walk::<S, VECTORS, false, true>(s, block, a.token(0), nothing, a.token(0)).m;
     }
     for token in 0..tokens {
+        if token + 2 < tokens {
+            fetch::<VECTORS>(a, token + 2, c);
+        }
         let now = a.token(token);
         let mut d = nothing;
         for v in 0..VECTORS {
@@ -176,6 +179,20 @@ fn run<S: Simd, const VECTORS: usize>(
         }
     }
     VECTORS * LANES
+}
+
+/// Asks for a token's part of what `VECTORS` times sixteen columns from `c` on read and write: the rows of tokens lie pages apart.
+#[inline(always)]
+fn fetch<const VECTORS: usize>(a: &DeltaColumns<'_>, token: usize, c: usize) {
+    let DeltaToken { k, q, v, .. } = a.token(token);
+    for i in (0..a.shape.key_dim).step_by(LANES) {
+        prefetch(k[i..].as_ptr().cast());
+        prefetch(q[i..].as_ptr().cast());
+    }
+    for i in (c..c + VECTORS * LANES).step_by(LANES) {
+        prefetch(v[i..].as_ptr().cast());
+        prefetch(a.out.row(token)[i..].as_ptr().cast());
+    }
 }
 
 /// What a walk over the rows sums up.
