@@ -180,6 +180,8 @@ pub(crate) struct Caches {
     /// The prediction head's index in `kv`.
     pub draft: Option<usize>,
     sequences: Vec<Option<Sequence>>,
+    /// States of closed sequences, for the next ones: memory that is there already.
+    idle_states: Vec<Vec<f32>>,
     pages: Pages,
     prefix: Option<PrefixCache>,
     /// f32 elements of one sequence's recurrent state.
@@ -199,6 +201,7 @@ impl Caches {
             kv: Vec::new(),
             draft: None,
             sequences: (0..sizes.sequences).map(|_| None).collect(),
+            idle_states: Vec::with_capacity(sizes.sequences),
             pages: Pages::new(sizes.pages()),
             prefix: None,
             state_len: 0,
@@ -291,16 +294,24 @@ impl Caches {
         let mut sequence = Sequence {
             pages: Vec::with_capacity(self.sizes.pages_per_sequence()),
             position: hit.tokens,
-            state: vec![0.0; self.state_len],
+            state: self.state(hit),
             draft: DraftRows::new(self.draft_sizes, hit.tokens),
         };
         sequence.pages.extend_from_slice(&hit.pages);
         hit.pages.iter().for_each(|&page| self.pages.hold(page));
-        if let Some((prefix, snapshot)) = self.prefix.as_ref().zip(hit.snapshot) {
-            sequence.state.copy_from_slice(prefix.state(snapshot));
-        }
         self.sequences[index] = Some(sequence);
         Ok(SequenceId(index))
+    }
+
+    /// The state behind a hit, or zeros. They are written, so that the first step does not wait for the system to find pages for them.
+    fn state(&mut self, hit: &Hit) -> Vec<f32> {
+        let mut state = self.idle_states.pop().unwrap_or_else(|| Vec::with_capacity(self.state_len));
+        state.clear();
+        match self.prefix.as_ref().zip(hit.snapshot) {
+            Some((prefix, snapshot)) => state.extend_from_slice(prefix.state(snapshot)),
+            None => state.resize(self.state_len, 0.0),
+        }
+        state
     }
 
     /// Keeps the whole pages of a sequence that has run `tokens` for others. False if nothing was kept: there is no room, or
@@ -365,7 +376,7 @@ impl Caches {
         Some(self.prefix.as_ref()?.stats(page, (self.state_len * size_of::<f32>()) as u64))
     }
 
-    /// Bytes that are held, read from the buffers; states and guesses are those of the live sequences.
+    /// Bytes that are held, read from the buffers; guesses are those of the live sequences, states also of earlier ones.
     pub fn held(&self) -> MemoryPlan {
         let side = |bytes: fn(&KvLayer) -> usize| self.kv.iter().map(bytes).sum::<usize>() as u64;
         let (keys, values) = (side(|layer| layer.k.len()), side(|layer| layer.v.len()));
@@ -373,7 +384,7 @@ impl Caches {
         let of_sequences = |bytes: u64| bytes / pages * self.sizes.sequence_pages() as u64;
         let (kv_keys, kv) = (of_sequences(keys), of_sequences(keys) + of_sequences(values));
         let sequences = || self.sequences.iter().flatten();
-        let states = sequences().map(|sequence| sequence.state.capacity());
+        let states = sequences().map(|sequence| &sequence.state).chain(&self.idle_states).map(Vec::capacity);
         MemoryPlan {
             kv_keys,
             kv,
@@ -407,6 +418,7 @@ impl Caches {
     pub fn close(&mut self, id: SequenceId) {
         if let Some(sequence) = self.sequences.get_mut(id.0).and_then(Option::take) {
             sequence.pages.iter().rev().for_each(|&page| self.pages.release(page));
+            self.idle_states.push(sequence.state);
         }
     }
 
