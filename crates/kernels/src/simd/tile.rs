@@ -59,7 +59,7 @@ pub(crate) fn by_tiles<S: Simd, const TILES: usize>(s: S, a: AffineLinear<'_>) {
 #[inline(always)]
 fn few_tokens<S: Simd, const TILES: usize, const TOKENS: usize>(s: S, mut a: AffineLinear<'_>) {
     let (w, x, rows) = (a.weights, a.x, a.out.width());
-    let tokens: [TokenRow<'_>; TOKENS] = std::array::from_fn(|t| TokenRow::new(&x, x.cols / x.block, t));
+    let tokens: [TokenRow; TOKENS] = std::array::from_fn(|t| TokenRow::new(&x, x.cols / x.block, t));
     let mut scratch: [TileScratch<'_>; TILES] = TileScratch::new(&w, a.local);
     let mut units = [[Line([0; UNIT * TILE_ROWS]); STEP / UNIT]; TILES];
     for first in (0..rows).step_by(TILES * TILE_ROWS) {
@@ -69,7 +69,7 @@ fn few_tokens<S: Simd, const TILES: usize, const TOKENS: usize>(s: S, mut a: Aff
             let columns = start..x.cols.min(start + STEP);
             let units_mut = units.each_mut().map(|units| &mut units[..]);
             s.outline(Unpack { tiles: &mut tiles, columns: &columns, units: units_mut });
-            let units = units.each_ref().map(|units| units.as_chunks().0);
+            let units = units.each_ref().map(|units| units.as_chunks().0.as_chunks().0);
             acc = Chunk::new(&tiles, units, &x, &columns).add(s, &tokens, acc);
         }
         for (tile, acc) in tiles.iter().zip(acc) {
@@ -95,7 +95,7 @@ fn many_tokens<S: Simd, const TILES: usize>(s: S, mut a: AffineLinear<'_>) {
             let mut each = chunks.iter_mut();
             let units = std::array::from_fn(|_| each.next().map_or(&mut [][..], |c| c));
             s.outline(Unpack { tiles: &mut tiles, columns: &columns, units });
-            let units = std::array::from_fn(|t| chunks[t].as_chunks().0);
+            let units = std::array::from_fn(|t| chunks[t].as_chunks().0.as_chunks().0);
             Chunk::new(&tiles, units, &x, &columns).add_all(s, acc, &mut a.out);
         }
     }
@@ -116,36 +116,26 @@ fn side_by_side<'a, const TILES: usize>(
         .map(|scratch| scratch.tile(*w, first_row, Span::new(starts.next().unwrap_or(rows.end), rows.end)))
 }
 
-/// The activations of one token.
+/// A token, and the first of its activation blocks.
 #[derive(Clone, Copy, Default)]
-struct TokenRow<'a> {
+struct TokenRow {
     token: usize,
-    codes: &'a [[[i8; UNIT]; 2]],
-    sums: &'a [i32],     // [blocks]
-    scales: &'a [f32],   // [blocks]
-    weighted: &'a [f32], // [blocks]
+    block: usize,
 }
 
-impl<'a> TokenRow<'a> {
+impl TokenRow {
     /// Rows have `per_row` blocks. Behind the last token it is computed again.
     #[inline(always)]
-    fn new(x: &Activations<'a>, per_row: usize, token: usize) -> TokenRow<'a> {
+    fn new(x: &Activations<'_>, per_row: usize, token: usize) -> TokenRow {
         let token = token.min(x.tokens - 1);
-        let blocks = token * per_row..(token + 1) * per_row;
-        TokenRow {
-            token,
-            codes: x.codes[token * x.cols..][..x.cols].as_chunks().0.as_chunks().0,
-            sums: &x.sums[blocks.clone()],
-            scales: &x.scales[blocks.clone()],
-            weighted: &x.weighted[blocks],
-        }
+        TokenRow { token, block: token * per_row }
     }
 }
 
 /// A chunk of columns of some tiles.
 struct Chunk<'a, const TILES: usize> {
     tiles: &'a [Tile<'a>; TILES],
-    units: [&'a [[Unit; 2]]; TILES],
+    units: [&'a [[[Unit; 2]; 2]]; TILES],
     x: &'a Activations<'a>,
     /// The columns in activation blocks, of which there are `per_group` in a group.
     blocks: Range<usize>,
@@ -157,7 +147,7 @@ impl<'a, const TILES: usize> Chunk<'a, TILES> {
     #[inline(always)]
     fn new(
         tiles: &'a [Tile<'a>; TILES],
-        units: [&'a [[Unit; 2]]; TILES],
+        units: [&'a [[[Unit; 2]; 2]]; TILES],
         x: &'a Activations<'a>,
         columns: &Range<usize>,
     ) -> Self {
@@ -237,7 +227,7 @@ impl<'a, const TILES: usize> Chunk<'a, TILES> {
     fn add<S: Simd, const TOKENS: usize>(
         &self,
         s: S,
-        tokens: &[TokenRow<'_>; TOKENS],
+        tokens: &[TokenRow; TOKENS],
         acc: [[S::F; TOKENS]; TILES],
     ) -> [[S::F; TOKENS]; TILES] {
         match S::CODE_OFFSET == 0 || self.tiles[0].w.is_wide() {
@@ -251,7 +241,7 @@ impl<'a, const TILES: usize> Chunk<'a, TILES> {
     fn add_codes<S: Simd, const TOKENS: usize, const WIDE: bool>(
         &self,
         s: S,
-        tokens: &[TokenRow<'_>; TOKENS],
+        tokens: &[TokenRow; TOKENS],
         mut acc: [[S::F; TOKENS]; TILES],
     ) -> [[S::F; TOKENS]; TILES] {
         for index in self.blocks.clone() {
@@ -261,11 +251,11 @@ impl<'a, const TILES: usize> Chunk<'a, TILES> {
                 let tile = &self.tiles[r];
                 let (scale, bias) = (s.load(&tile.scales[group].0), s.load(&tile.biases[group].0));
                 for t in 0..TOKENS {
-                    let offset =
-                        if WIDE && S::CODE_OFFSET != 0 { S::CODE_OFFSET * tokens[t].sums[index] } else { 0 };
-                    let scaled = s.mul(s.sums_to_f32(sums[r][t], offset), s.splat(tokens[t].scales[index]));
+                    let (x, at) = (self.x, tokens[t].block + index);
+                    let offset = if WIDE && S::CODE_OFFSET != 0 { S::CODE_OFFSET * x.sums[at] } else { 0 };
+                    let scaled = s.mul(s.sums_to_f32(sums[r][t], offset), s.splat(x.scales[at]));
                     acc[r][t] = s.fma(scaled, scale, acc[r][t]);
-                    acc[r][t] = s.fma(s.splat(tokens[t].weighted[index]), bias, acc[r][t]);
+                    acc[r][t] = s.fma(s.splat(x.weighted[at]), bias, acc[r][t]);
                 }
             }
         }
@@ -278,29 +268,33 @@ impl<'a, const TILES: usize> Chunk<'a, TILES> {
         &self,
         s: S,
         index: usize,
-        tokens: &[TokenRow<'_>; TOKENS],
+        tokens: &[TokenRow; TOKENS],
     ) -> [[S::Sums; TOKENS]; TILES] {
-        let pairs = self.x.block / (2 * UNIT);
+        let steps = self.x.block / (4 * UNIT);
         let mut units = self.units;
         for r in 0..TILES {
-            units[r] = &units[r][(index - self.blocks.start) * pairs..][..pairs];
+            units[r] = &units[r][(index - self.blocks.start) * steps..][..steps];
         }
-        let mut codes = [&[][..]; TOKENS];
+        let all = self.x.codes.as_chunks().0.as_chunks().0.as_chunks().0;
+        let mut codes: [&[[[[i8; UNIT]; 2]; 2]]; TOKENS] = [&[]; TOKENS];
         for t in 0..TOKENS {
-            codes[t] = &tokens[t].codes[index * pairs..][..pairs];
+            codes[t] = &all[(tokens[t].block + index) * steps..][..steps];
         }
         let mut sums = [[s.zero_sums(); TOKENS]; TILES];
-        for pair in 0..pairs {
-            let mut weights = [[s.bytes(&[0; BLOCK]); 2]; TILES];
-            for r in 0..TILES {
-                weights[r] = [s.bytes(&units[r][pair][0].0), s.bytes(&units[r][pair][1].0)];
-            }
-            for t in 0..TOKENS {
+        for step in 0..steps {
+            for pair in 0..2 {
+                let mut weights = [[s.bytes(&[0; BLOCK]); 2]; TILES];
                 for r in 0..TILES {
-                    sums[r][t] = match WIDE {
-                        true => s.tile_bytes(sums[r][t], weights[r], &codes[t][pair]),
-                        false => s.tile_codes(sums[r][t], weights[r], &codes[t][pair]),
-                    };
+                    let [first, second] = &units[r][step][pair];
+                    weights[r] = [s.bytes(&first.0), s.bytes(&second.0)];
+                }
+                for t in 0..TOKENS {
+                    for r in 0..TILES {
+                        sums[r][t] = match WIDE {
+                            true => s.tile_bytes(sums[r][t], weights[r], &codes[t][step][pair]),
+                            false => s.tile_codes(sums[r][t], weights[r], &codes[t][step][pair]),
+                        };
+                    }
                 }
             }
         }
