@@ -1,10 +1,15 @@
 """OpenAI's own client against `basert serve`: what its users rely on, whatever the model says."""
 
 import json
+import re
 import time
+import typing
 import unittest
+from pathlib import Path
 
 import openai
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
 
 from serving import KEY, Server
 
@@ -67,12 +72,26 @@ class ClientTest(unittest.TestCase):
         wishes = {"model": self.model, "max_tokens": 48, "seed": 7, **wishes}
         return self.client.chat.completions.create(messages=messages, **wishes)
 
+    def token(self, text):
+        body = {"content": text, "parse_special": True}
+        found = self.client.post("/tokenize", body=body, cast_to=object)["tokens"]
+        self.assertEqual(len(found), 1)
+        return found[0]
+
     def test_models_are_listed(self):
         listed = self.client.models.list().data
         self.assertEqual([model.id for model in listed], [self.model])
         one = self.client.models.retrieve(self.model)
         self.assertEqual((one.id, one.object), (self.model, "model"))
         self.assertGreater(one.created, 0)
+
+    def test_every_field_of_the_client_is_in_the_table_of_fields(self):
+        rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (\S+) \|", Path("docs/api.md").read_text(), re.MULTILINE)
+        for column, params in [(1, chat_create_params), (2, completion_create_params)]:
+            known = {row[0] for row in rows if row[column] != "–"}
+            fields = set(typing.get_type_hints(params.CompletionCreateParamsStreaming))
+            self.assertIn("stream", fields)
+            self.assertEqual(fields - known, set())
 
     def test_a_stream_is_the_whole_answer(self):
         for wishes in [{"temperature": 0}, {"temperature": 1}, {"extra_body": {"enable_thinking": True}}]:
@@ -172,6 +191,15 @@ class ClientTest(unittest.TestCase):
         choice = scored.choices[0]
         self.assertEqual((choice.text, choice.logprobs.token_logprobs[0]), ("The cat sat", None))
         self.assertEqual("".join(choice.logprobs.tokens), "The cat sat")
+        # As lm-evaluation-harness asks, which leaves out the last entry: that of the answer, or of its end.
+        wishes = {"max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}
+        prompts = [[40, 50, 60], [70, 80]]
+        end = self.token("<|im_end|>")
+        for bias in [{}, {str(end): 100}]:
+            scored = create(model=self.model, prompt=prompts, logit_bias=bias, **wishes)
+            for choice, prompt in zip(scored.choices, prompts):
+                self.assertIn(choice.finish_reason, ["stop"] if bias else ["stop", "length"])
+                self.assertEqual(len(choice.logprobs.token_logprobs), len(prompt) + 1)
         wishes = {"model": self.model, "prompt": ["The cat", "A dog"], "max_tokens": 8, "seed": 3}
         whole = [choice.text for choice in create(**wishes).choices]
         streamed = ["", ""]

@@ -102,8 +102,8 @@ impl Slots {
 pub(crate) enum Heard {
     /// As the engine tells it.
     News(News),
-    /// Tokens of the prompt, with their log-probabilities.
-    Prompt(Vec<Token>),
+    /// Tokens of the prompt, or the one that ends the answer, with their log-probabilities.
+    Beside(Vec<Token>),
 }
 
 /// What a request wants beyond an answer.
@@ -201,7 +201,14 @@ impl Client for Ear {
 
     fn take_prompt(&mut self, tokens: Vec<Token>) {
         // Whoever asked may have gone; the next step sees that.
-        let _ = self.sender.send(Heard::Prompt(tokens));
+        let _ = self.sender.send(Heard::Beside(tokens));
+    }
+
+    fn take_end(&mut self, token: Token) {
+        // Who has prompts scored cuts the answer off the end of the lists: one token, whichever it is.
+        if self.wants.prompt.is_some() {
+            self.take_prompt(vec![token]);
+        }
     }
 
     fn is_gone(&self) -> bool {

@@ -178,6 +178,36 @@ fn ends_at_once_when_told_twice(name: &str, forced: i32) {
     assert!(code == Some(forced) || code == Some(0), "{code:?}");
 }
 
+/// As logrotate does it; and SIGUSR1 drains, as SIGTERM does.
+#[test]
+fn a_log_that_was_moved_away_is_begun_anew_on_sighup() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, moved) = (folder.path().join("log"), folder.path().join("log.1"));
+    let (mut child, _said, address) = start(llama(), &["--log-file", log.to_str().unwrap()]);
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
+    let ask = || post(&address, "/v1/completions", &json!({"prompt": [1], "max_tokens": 1})).0;
+    ask();
+    std::fs::rename(&log, &moved).unwrap();
+    ask();
+    assert!(!log.exists(), "it writes to the file that it has");
+    signal(&child, "-HUP");
+    // The signal may come later than some requests.
+    let mut asked = 0;
+    while read(&log).is_empty() && asked < 1000 {
+        ask();
+        asked += 1;
+    }
+    let old = read(&moved);
+    assert!(old.contains("\"event\":\"start\"") && old.contains("\"event\":\"answer\""), "{old}");
+    ask();
+    signal(&child, "-USR1");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let new = read(&log);
+    assert!(new.contains("\"event\":\"answer\"") && new.contains("\"how\":\"drained\""), "{new}");
+    assert!(new.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()), "{new}");
+    assert_eq!(read(&moved), old, "nothing more goes to the old one");
+}
+
 #[test]
 fn a_port_that_is_taken_is_an_error_with_the_address() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -77,6 +77,11 @@ pub trait Client: Send {
         let _ = tokens;
     }
 
+    /// Takes the end-of-sequence token that ends the answer and is no part of it. Called before [`News::Finished`].
+    fn take_end(&mut self, token: Token) {
+        let _ = token;
+    }
+
     /// Whether nobody waits any more. Asked before every step.
     fn is_gone(&self) -> bool {
         false

@@ -169,23 +169,23 @@ impl Running {
                 return ControlFlow::Break(());
             }
         };
-        let params = &self.request.params;
-        if params.eos.contains(&id) {
-            return self.finish(Finish::Stop);
-        }
-        let (max_tokens, lse) = (params.max_tokens, normaliser.unwrap_or_default());
+        let lse = normaliser.unwrap_or_default();
         let logprob = |logit: f32| (f64::from(logit) - lse) as f32;
         let token = Token {
             id,
             logprob: unadjusted.map(|logits| logprob(logits[id as usize])),
             top: top.into_iter().map(|(id, logit)| (id, logprob(logit))).collect(),
         };
+        if self.request.params.eos.contains(&id) {
+            self.client.take_end(token);
+            return self.finish(Finish::Stop);
+        }
         self.answered += 1;
         self.next = Some(id);
         self.client.take(News::Token(token))?;
         // A context of n positions holds n - 1 run tokens before the last sampled one.
         let run = self.request.prompt.len() + self.answered - 1;
-        if self.answered >= max_tokens || run >= context {
+        if self.answered >= self.request.params.max_tokens || run >= context {
             return self.finish(Finish::Length);
         }
         ControlFlow::Continue(())

@@ -82,6 +82,7 @@ pub const FIELDS: &[Field] = &[
     field("guided_regex", (H, H), "\"a+\"", "extension; a regular expression"),
     field("guided_choice", (H, H), r#"["yes","no"]"#, "extension; a list of strings"),
     field("guided_grammar", (H, H), r#""start: \"a\"""#, "extension; a grammar in Lark's form"),
+    field("grammar", (H, H), r#""start: \"a\"""#, "extension; the same"),
     field(
         "reasoning_effort",
         (H, U),
@@ -114,8 +115,15 @@ pub const FIELDS: &[Field] = &[
     field("user", (W, W), "\"u\"", "nobody is told apart by it"),
     field("safety_identifier", (W, U), "\"u\"", "nobody is told apart by it"),
     field("prompt_cache_key", (W, U), "\"k\"", "prompts are found by their tokens"),
+    field(
+        "prompt_cache_options",
+        (W, U),
+        r#"{"mode":"explicit"}"#,
+        "prompts are kept as long as there is room",
+    ),
     field("prompt_cache_retention", (W, U), "\"24h\"", "prompts are kept as long as there is room"),
     neutral(field("service_tier", (W, U), "\"flex\"", "there is one tier"), "\"auto\""),
+    field("moderation", (R, U), r#"{"model":"omni-moderation-latest"}"#, "no model here judges texts"),
     field("prediction", (W, U), r#"{"type":"content","content":"x"}"#, "it could only save time"),
     field("verbosity", (W, U), "\"low\"", "models here do not know it"),
 ];

@@ -26,12 +26,13 @@ type Read = fn(&Value) -> Result<Option<Grammar>, ApiError>;
 /// # Errors
 /// Two of them, or what is wrong with one.
 pub(crate) fn read(body: &Body) -> Result<Option<Asked>, ApiError> {
-    let fields: [(&'static str, Read); 5] = [
+    let fields: [(&'static str, Read); 6] = [
         ("response_format", response_format),
         ("guided_json", |value| schema("guided_json", value).map(Some)),
         ("guided_regex", |value| text("guided_regex", value).map(|regex| Some(Grammar::Regex(regex)))),
         ("guided_choice", |value| choice(value).map(Some)),
         ("guided_grammar", |value| text("guided_grammar", value).map(|lark| Some(Grammar::Lark(lark)))),
+        ("grammar", |value| text("grammar", value).map(|lark| Some(Grammar::Lark(lark)))),
     ];
     let mut found: Option<Asked> = None;
     for (field, read) in fields {

@@ -94,8 +94,8 @@ impl Answer {
         std::mem::take(&mut self.events)
     }
 
-    /// Takes tokens of an echoed prompt.
-    pub fn echoed(&mut self, scores: impl Iterator<Item = Scored>) {
+    /// Takes tokens that stand beside the answer: those of an echoed prompt, or the one that ends it.
+    pub fn beside(&mut self, scores: impl Iterator<Item = Scored>) {
         self.scores.extend(scores);
     }
 

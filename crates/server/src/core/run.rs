@@ -170,8 +170,8 @@ impl Run {
         let Stage::Running(answer, submitted) = &mut self.choices[index].stage else { return Ok(()) };
         let news = match heard {
             Some(Heard::News(news)) => news,
-            Some(Heard::Prompt(tokens)) => {
-                answer.echoed(tokens.into_iter().map(Scored::from));
+            Some(Heard::Beside(tokens)) => {
+                answer.beside(tokens.into_iter().map(Scored::from));
                 return Ok(());
             }
             None => return Err(ApiError::stopped()),

@@ -166,6 +166,37 @@ fn an_echoed_prompt_has_the_log_probabilities_that_its_tokens_have_as_answers() 
     assert_eq!(scores["text_offset"][tokens - 2], 3, "{found}");
 }
 
+/// lm-evaluation-harness asks for one token, and leaves out the last entry: it was one of its own where the model ended the
+/// text at once.
+#[test]
+fn a_scored_prompt_has_one_entry_more_whether_a_token_follows_or_the_end() {
+    let server = Server::toy(2, 256, Config::default());
+    let eos = model().eos[0];
+    let prompts = [prompt(1, 7), prompt(2, 70)];
+    let ask = |bias: i32, wishes: Value| {
+        let mut request = json!({"prompt": prompts, "max_tokens": 1, "echo": true, "logprobs": 1,
+            "temperature": 0, "logit_bias": {(eos.to_string()): bias}});
+        request.as_object_mut().unwrap().extend(wishes.as_object().unwrap().clone());
+        complete(&server, &request)
+    };
+    let (ended, went_on) = (ask(100, json!({})), ask(-100, json!({})));
+    assert_eq!(ended["usage"]["completion_tokens"], 0);
+    for (index, prompt) in prompts.iter().enumerate() {
+        let (ended, went_on) = (&ended["choices"][index], &went_on["choices"][index]);
+        assert_eq!((&ended["finish_reason"], &went_on["finish_reason"]), (&json!("stop"), &json!("length")));
+        for list in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+            let lists = [ended, went_on].map(|choice| choice["logprobs"][list].as_array().unwrap().clone());
+            assert!(lists.iter().all(|list| list.len() == prompt.len() + 1), "{list}");
+            assert_eq!(lists[0][..prompt.len()], lists[1][..prompt.len()], "{list}");
+        }
+        let end = &ended["logprobs"]["token_logprobs"][prompt.len()];
+        assert!(end.as_f64().unwrap() < 0.0);
+        assert_eq!(ended["text"].as_str().unwrap().chars().count(), prompt.len(), "the end is no text");
+    }
+    let plain = ask(100, json!({"echo": false}));
+    assert_eq!(plain["choices"][0]["logprobs"]["tokens"], json!([]), "it is no token of the answer");
+}
+
 #[test]
 fn a_banned_token_never_comes_and_a_forced_one_always() {
     let server = Server::toy(2, 256, Config::default());

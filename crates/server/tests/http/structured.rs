@@ -67,8 +67,10 @@ fn choices_expressions_and_grammars_are_kept_to() {
         let text = message["content"].as_str().unwrap();
         let (word, number) = text.split_once('-').unwrap();
         assert!(word.len() == 3 && number.parse::<u8>().is_ok() && number.len() == 2, "{text}");
-        let (message, _) = ask(&server, seed, &json!({"guided_grammar": "start: \"<\" /[0-9]/ \">\""}));
-        assert_eq!(message["content"].as_str().unwrap().len(), 3);
+        for name in ["guided_grammar", "grammar"] {
+            let (message, _) = ask(&server, seed, &json!({(name): "start: \"<\" /[0-9]/ \">\""}));
+            assert_eq!(message["content"].as_str().unwrap().len(), 3, "{name}: {message}");
+        }
     }
     let request = json!({"prompt": "x", "max_tokens": 9, "guided_choice": ["one", "two"]});
     let found = server.post("/v1/completions", &request).json();
@@ -276,6 +278,8 @@ fn what_cannot_be_followed_is_refused_before_anything_is_generated() {
         (json!({"guided_choice": []}), "guided_choice"),
         (json!({"guided_grammar": "start: nowhere"}), "guided_grammar"),
         (json!({"guided_grammar": "start: start"}), "guided_grammar"),
+        // As llama.cpp writes it.
+        (json!({"grammar": "root ::= \"a\""}), "grammar"),
         (json!({"guided_regex": "a", "guided_choice": ["a"]}), "guided_choice"),
         (json!({"guided_regex": "a", "ignore_eos": true}), "ignore_eos"),
         (json!({"guided_regex": "(", "tools": tools}), "guided_regex"),
