@@ -322,6 +322,7 @@ fn earlier_states_outlive_a_run_and_change_no_answer() {
             (alone.out.as_str(), time > 0),
             "{said:?}"
         );
+        assert_eq!(said.err.contains("of 64 tokens of earlier prompts come from"), time > 0, "{said:?}");
     }
     let mut bytes = fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
