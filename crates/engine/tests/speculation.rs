@@ -122,9 +122,9 @@ fn models_without_a_head_guess_from_text_and_answer_the_same() {
     assert!(right > 0, "no guess was ever right, so nothing was tested");
 }
 
-/// A hybrid of random weights with so many draft layers.
-fn with_draft_layers(path: &Path, layers: usize) {
-    let config = std::fs::read(fixture("toy-hybrid").join("config.json")).unwrap();
+/// Random weights in a fixture's geometry, with so many draft layers.
+fn with_draft_layers(path: &Path, geometry: &str, layers: usize) {
+    let config = std::fs::read(fixture(geometry).join("config.json")).unwrap();
     let (arch, mut config) = Config::from_hf(&serde_json::from_slice(&config).unwrap(), None).unwrap();
     config.mtp_num_hidden_layers = layers;
     let model = Synthetic { name: "drafts".to_owned(), arch, config, assumptions: Vec::new() };
@@ -135,7 +135,7 @@ fn with_draft_layers(path: &Path, layers: usize) {
 #[test]
 fn that_text_guesses_in_place_of_a_head_is_said_with_the_reason() {
     for (layers, why) in [(0, "no prediction head"), (1, ""), (2, "several draft layers")] {
-        let model = Converted::with(|path| with_draft_layers(path, layers));
+        let model = Converted::with(|path| with_draft_layers(path, "toy-hybrid", layers));
         let source = if layers == 1 { DraftSource::Best } else { DraftSource::Text };
         for asked in [Speculation::always(3), Speculation::AUTO] {
             let engine = Engine::open(&model.path, &options(asked)).unwrap();
@@ -154,6 +154,23 @@ fn that_text_guesses_in_place_of_a_head_is_said_with_the_reason() {
         for asked in [Speculation::OFF, Speculation::TEXT] {
             let engine = Engine::open(&model.path, &options(asked)).unwrap();
             assert!(!format!("{:?}", engine.selected()).contains("guessed"), "{layers} {asked:?}");
+        }
+    }
+}
+
+#[test]
+fn a_head_with_experts_changes_no_answer() {
+    let model = Converted::with(|path| with_draft_layers(path, "toy-moe", 1));
+    let prompt: Vec<u32> = (0..70).map(|i| i * 31 % 250).collect();
+    for seed in [None, Some(3)] {
+        let go = |speculation| {
+            let options = Options { page_tokens: Some(32), prefix_cache: CACHE, ..options(speculation) };
+            two(&model.path, options, &prompt, &params(seed, 60))
+        };
+        let (with, without) = (go(Speculation::always(3)), go(Speculation::OFF));
+        for (with, without) in with.iter().zip(&without) {
+            assert_eq!(with.ids, without.ids, "{seed:?}");
+            assert!(with.speculated.drafted >= 3 * (with.speculated.steps - 3), "{:?}", with.speculated);
         }
     }
 }

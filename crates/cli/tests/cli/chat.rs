@@ -160,7 +160,9 @@ fn signals_that_ask_the_process_to_end_do_so_even_within_an_answer() {
     }
     // With nothing to stop, ^C ends it as well.
     let mut child = start(toy(), &SHORT[..4]);
-    writeln!(child.stdin.as_mut().unwrap(), "/help").unwrap();
+    // Waiting closes an input that the child still has, which would end it as well.
+    let mut input = child.stdin.take().unwrap();
+    writeln!(input, "/help").unwrap();
     child.stdout.as_mut().unwrap().read_exact(&mut [0; 10]).unwrap();
     interrupt(&child);
     assert_eq!(child.wait().unwrap().code(), Some(130));
