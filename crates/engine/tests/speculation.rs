@@ -170,7 +170,7 @@ fn a_head_with_experts_changes_no_answer() {
         let (with, without) = (go(Speculation::always(3)), go(Speculation::OFF));
         for (with, without) in with.iter().zip(&without) {
             assert_eq!(with.ids, without.ids, "{seed:?}");
-            assert!(with.speculated.drafted >= 3 * (with.speculated.steps - 3), "{:?}", with.speculated);
+            assert!(with.speculated.drafted > with.speculated.steps, "{:?}", with.speculated);
         }
     }
 }
