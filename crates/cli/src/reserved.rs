@@ -1,7 +1,7 @@
 //! What the commands that answer reserve beside a model's weights: answers at a time, rows of logits, room for what was read
 //! of earlier prompts. `basert plan --for` asks here as well.
 
-use basert_engine::{Options, available_memory, least_prefix_cache, wanted_context};
+use basert_engine::{Options, least_prefix_cache, wanted_context};
 use basert_format::BaseFile;
 use basert_model::ModelSpec;
 use clap::ValueEnum;
@@ -56,7 +56,7 @@ fn usual_prefix_cache(spec: &ModelSpec, weights: u64, options: &Options) -> u64 
     let whole = options.kv.bytes_per_token(spec).saturating_mul(context);
     let useful =
         2 * whole.saturating_mul(2).max(16 * spec.state_bytes_per_sequence()).min(USUAL_PREFIX_CACHE);
-    let free = options.fit.map(|budget| budget.saturating_sub(weights)).or_else(available_memory);
+    let free = options.fit.map(|budget| budget.saturating_sub(weights)).or_else(|| options.free_memory());
     let room = useful.min(USUAL_PREFIX_CACHE).min(free.map_or(u64::MAX, |free| free / 8));
     if least_prefix_cache(spec, options) <= room { room } else { 0 }
 }

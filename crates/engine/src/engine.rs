@@ -64,12 +64,17 @@ impl Engine {
         let spec = loaded(&model_spec(&file)?, options);
         options.kv.check(&spec, file.path())?;
         let bytes = WeightBytes::of(&file, options);
-        let (options, shrunk) = settled(&spec, options, bytes)?;
+        let (options, mut shrunk) = settled(&spec, options, bytes)?;
         let options = &options;
         options.weights.settle(&mut file)?;
         let decoding = Decoding { all: options.dequantize, hold: bytes.decoded > 0 };
-        let (weights, bound) = Weights::bind(Tensors::File(&file), &spec, decoding)?;
+        let (weights, mut bound) = Weights::bind(Tensors::File(&file), &spec, decoding)?;
         refuse_double_shifted_norms(&file, spec.arch)?;
+        let has_layers = file.tensor_index("mtp.fc.weight").is_some();
+        // A number asks for guesses of the head; auto is for whatever there is.
+        let wanted_head = has_layers || !options.speculation.adaptive;
+        let said = if wanted_head { &mut shrunk } else { &mut bound.notes };
+        said.extend(options.speculation.without_head(&spec, has_layers));
         let cpu = cpu(options)?;
         let sizing = Sizing::new(&spec, options)?;
         let sizes = sizing.sizes(wanted_context(&spec, options))?;

@@ -6,7 +6,7 @@ use basert_model::ModelSpec;
 use crate::EngineError;
 use crate::kv::KvTypes;
 use crate::options::Options;
-use crate::plan::{MemoryPlan, available_memory};
+use crate::plan::MemoryPlan;
 use crate::sizing::{MAX_CONTEXT, Sizing, TILE, WeightBytes, wanted_context};
 
 /// What [`Engine::load`](crate::Engine::load) makes of options: nothing is left open, neither the context nor the types of K
@@ -25,18 +25,13 @@ pub fn settled(
     let wanted = wanted_context(spec, options);
     let whole = Options { context: Some(wanted), ..options.clone() };
     let plan = Sizing::new(spec, &whole)?.plan(wanted, weights)?;
-    let Some(budget) = options.fit.or_else(available_memory) else { return Ok((whole, Vec::new())) };
+    let Some(budget) = options.fit.or_else(|| options.free_memory()) else { return Ok((whole, Vec::new())) };
     let room = Room { spec, options, weights, budget };
     match (options.fit, options.context) {
         (Some(_), _) => room.fitted(wanted, &plan),
         (None, Some(_)) => room.asked(wanted, &plan),
         (None, None) => room.usual(wanted),
     }
-}
-
-/// Bytes that the system cannot take back.
-fn resident(plan: &MemoryPlan) -> u64 {
-    plan.total() - plan.weights_mapped
 }
 
 /// Options, and what they have to fit into.
@@ -95,7 +90,7 @@ impl Room<'_> {
     /// A context that was asked for, with narrower types if need be. Mapped weights are read again where there is no room for
     /// them.
     fn asked(&self, wanted: usize, plan: &MemoryPlan) -> Result<(Options, Vec<String>), EngineError> {
-        let kv = self.widest(wanted, MemoryPlan::total).or_else(|| self.widest(wanted, resident));
+        let kv = self.widest(wanted, MemoryPlan::total).or_else(|| self.widest(wanted, MemoryPlan::resident));
         let kv = kv.ok_or_else(|| self.refusal(wanted, plan))?;
         Ok(self.narrowed(kv, wanted, plan))
     }
@@ -104,7 +99,7 @@ impl Room<'_> {
     fn usual(&self, wanted: usize) -> Result<(Options, Vec<String>), EngineError> {
         let mut context = wanted;
         let fits =
-            |context| self.plan(self.options.kv, context).map_or(0, |p| resident(&p)) <= self.budget / 2;
+            |context| self.plan(self.options.kv, context).map_or(0, |p| p.resident()) <= self.budget / 2;
         while context > TILE && !fits(context) {
             context /= 2;
         }
@@ -129,11 +124,11 @@ impl Room<'_> {
 
     fn refusal(&self, context: usize, plan: &MemoryPlan) -> EngineError {
         let kv = self.options.kv;
-        let largest = match largest(context, |context| self.fits(kv, context, resident)) {
+        let largest = match largest(context, |context| self.fits(kv, context, MemoryPlan::resident)) {
             Some(tokens) => format!("; {tokens} tokens would fit"),
             None => String::new(),
         };
-        let (needed, mapped) = (resident(plan).div_ceil(1 << 20), plan.weights_mapped >> 20);
+        let (needed, mapped) = (plan.resident().div_ceil(1 << 20), plan.weights_mapped >> 20);
         let reason = format!(
             "{context} tokens with K {} and V {} need {needed} MiB beside {mapped} MiB of mapped weights, but {} MiB are \
              {}{largest}",

@@ -5,7 +5,7 @@ use basert_kernels::Isa;
 use basert_model::Arch;
 
 use crate::kv::{KvPools, KvTypes};
-use crate::plan::MemoryPlan;
+use crate::plan::{MemoryPlan, available_memory};
 use crate::residence::Residence;
 use crate::speculate::Speculation;
 
@@ -27,6 +27,8 @@ pub struct Options {
     /// [`narrow_kv`](Self::narrow_kv) lets them, then the context. Without, a context that does not fit the free memory is
     /// refused.
     pub fit: Option<u64>,
+    /// Of the free memory, the bytes that other models of this process leave, which may not have touched all of theirs yet.
+    pub left: Option<u64>,
     /// Tokens per KV page, a multiple of 32; default: one page for the whole context.
     pub page_tokens: Option<usize>,
     /// Sequences that can be live at once.
@@ -49,6 +51,13 @@ pub struct Options {
     pub lean: bool,
 }
 
+impl Options {
+    /// Memory that the model may take: what is free, and no more than others leave.
+    pub fn free_memory(&self) -> Option<u64> {
+        available_memory().into_iter().chain(self.left).min()
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Options {
@@ -58,6 +67,7 @@ impl Default for Options {
             narrow_kv: false,
             context: None,
             fit: None,
+            left: None,
             page_tokens: None,
             sequences: 1,
             prefix_cache: 0,

@@ -42,6 +42,11 @@ impl MemoryPlan {
         self.parts().into_iter().map(|(_, bytes)| bytes).fold(0, u64::saturating_add)
     }
 
+    /// What of it the system cannot take back.
+    pub fn resident(&self) -> u64 {
+        self.total() - self.weights_mapped
+    }
+
     /// All parts that add up to the total, with their names.
     pub fn parts(&self) -> [(&'static str, u64); 12] {
         [

@@ -9,7 +9,7 @@ use crate::EngineError;
 use crate::cache::CacheSizes;
 use crate::forward::delta_shape;
 use crate::options::Options;
-use crate::plan::{MemoryPlan, available_memory};
+use crate::plan::MemoryPlan;
 use crate::speculate::MOST_DRAFTS;
 use crate::tensor::decoded_because;
 
@@ -58,7 +58,7 @@ impl WeightBytes {
 /// Whether the matrices that have to be decoded to f32 fit into half of the free memory.
 pub(crate) fn decoded_fit(file: &BaseFile, options: &Options) -> bool {
     let bytes = decoded_bytes(file, options);
-    bytes == 0 || available_memory().is_none_or(|free| bytes <= free / 2)
+    bytes == 0 || options.free_memory().is_none_or(|free| bytes <= free / 2)
 }
 
 /// Bytes of the matrices that have to be decoded to f32, of those that are loaded.

@@ -7,14 +7,18 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use basert_convert::{Options as ConvertOptions, Silent, Synthetic, synthesize};
 use basert_engine::{
-    Client, Engine, EngineError, Event, GenerateParams, Generation, KvTypes, Limits, News, Options, Request,
-    Reuse, SamplingParams, Scheduler, Session, Speculated, Speculation, TokenRun, WantLogits, generate,
+    Client, DraftSource, Engine, EngineError, Event, GenerateParams, Generation, KvTypes, Limits, News,
+    Options, Request, Reuse, SamplingParams, Scheduler, Selected, Session, Speculated, Speculation, TokenRun,
+    WantLogits, generate,
 };
+use basert_format::Output;
 use basert_kernels::KvDtype;
+use basert_model::Config;
 use serde_json::{Value, json};
 
-use common::{Golden, KV_F16, assert_same_bits, converted, fixture};
+use common::{Converted, Golden, KV_F16, assert_same_bits, converted, fixture};
 
 const KV_Q8: KvTypes = KvTypes { k: KvDtype::Q8, v: KvDtype::Q8 };
 const CACHE: u64 = 4 << 20;
@@ -186,6 +190,42 @@ fn a_head_with_experts_guesses_and_changes_no_answer() {
         }
     }
     assert!(right > 0, "no guess was ever right, so nothing was rolled forward");
+}
+
+/// Random weights in a fixture's geometry, with so many draft layers.
+fn with_draft_layers(path: &Path, geometry: &str, layers: usize) {
+    let config = std::fs::read(fixture(geometry).join("config.json")).unwrap();
+    let (arch, mut config) = Config::from_hf(&serde_json::from_slice(&config).unwrap(), None).unwrap();
+    config.mtp_num_hidden_layers = layers;
+    let model = Synthetic { name: "drafts".to_owned(), arch, config, assumptions: Vec::new() };
+    let options = ConvertOptions { target: "base-q4".parse().unwrap(), ..ConvertOptions::default() };
+    drop(synthesize(&model, &Output::new(path), &options, &mut Silent).unwrap());
+}
+
+#[test]
+fn that_text_guesses_in_place_of_a_head_is_said_with_the_reason() {
+    for (layers, why) in [(0, "no prediction head"), (1, ""), (2, "several draft layers")] {
+        let model = Converted::with(|path| with_draft_layers(path, "toy-hybrid", layers));
+        let source = if layers == 1 { DraftSource::Best } else { DraftSource::Text };
+        for asked in [Speculation::always(3), Speculation::AUTO] {
+            let engine = Engine::open(&model.path, &options(asked)).unwrap();
+            let Selected { speculation, shrunk, notes, .. } = engine.selected();
+            assert_eq!(speculation.source, source, "{layers} {asked:?}");
+            let said = |lines: &[String]| lines.iter().any(|line| line.contains("guessed from earlier text"));
+            // Where there is nothing to miss, auto has promised nothing else.
+            let is_loud = layers > 1 || (layers == 0 && !asked.adaptive);
+            assert_eq!(
+                (said(shrunk), said(notes)),
+                (is_loud, layers == 0 && asked.adaptive),
+                "{layers} {asked:?}"
+            );
+            assert!(shrunk.iter().chain(notes).all(|line| !line.contains("guessed") || line.contains(why)));
+        }
+        for asked in [Speculation::OFF, Speculation::TEXT] {
+            let engine = Engine::open(&model.path, &options(asked)).unwrap();
+            assert!(!format!("{:?}", engine.selected()).contains("guessed"), "{layers} {asked:?}");
+        }
+    }
 }
 
 #[test]

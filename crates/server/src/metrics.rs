@@ -23,6 +23,7 @@ pub struct Metrics {
     answer_steps: Counter,
     drafted_tokens: Counter,
     accepted_tokens: Counter,
+    drafting_seconds: Counter<f64, AtomicU64>,
     cancelled: Counter,
     queue_seconds: Histogram,
     first_token_seconds: Histogram,
@@ -46,16 +47,18 @@ const SIZES: [(&str, &str, &str); 4] = [
     ("state_bytes_per_sequence", "basert_state_bytes", "Bytes of a sequence's recurrent state"),
 ];
 
-const COUNTED: [(&str, &str); 5] = [
+const COUNTED: [(&str, &str); 6] = [
     ("basert_prefix_cache_hits", "Prompts of which something had been read before"),
     ("basert_prefix_cache_misses", "Prompts of which nothing had"),
     ("basert_prefix_cache_tokens_asked", "Tokens of all prompts"),
     ("basert_prefix_cache_tokens_saved", "Tokens of prompts that were not read again"),
     ("basert_prefix_cache_evicted_pages", "Pages of kept prompts given up for others"),
+    ("basert_prefix_cache_evicted_snapshots", "Recurrent states of kept prompts given up for others"),
 ];
 
-const HELD: [(&str, &str); 3] = [
+const HELD: [(&str, &str); 4] = [
     ("basert_prefix_cache_pages", "Pages of kept prompts"),
+    ("basert_prefix_cache_snapshots", "Recurrent states of kept prompts"),
     ("basert_prefix_cache_bytes", "Bytes of kept prompts, recurrent states included"),
     ("basert_prefix_cache_limit_bytes", "Most bytes for kept prompts"),
 ];
@@ -75,6 +78,7 @@ impl Default for Metrics {
             answer_steps: Counter::default(),
             drafted_tokens: Counter::default(),
             accepted_tokens: Counter::default(),
+            drafting_seconds: Counter::default(),
             cancelled: Counter::default(),
             queue_seconds: histogram(),
             first_token_seconds: histogram(),
@@ -104,6 +108,8 @@ impl Metrics {
         registry.register("basert_drafted_tokens", help, self.drafted_tokens.clone());
         let help = "Guessed tokens that were right";
         registry.register("basert_accepted_tokens", help, self.accepted_tokens.clone());
+        let help = "Time that guessing took";
+        registry.register("basert_drafting_seconds", help, self.drafting_seconds.clone());
         let help = "Requests whose client left or was cut off before the end";
         registry.register("basert_cancelled", help, self.cancelled.clone());
         let help = "Time from arrival to the first step";
@@ -159,6 +165,7 @@ impl Metrics {
         self.answer_steps.inc_by(speculated.steps as u64);
         self.drafted_tokens.inc_by(speculated.drafted as u64);
         self.accepted_tokens.inc_by(speculated.accepted as u64);
+        self.drafting_seconds.inc_by(speculated.drafting.as_secs_f64());
     }
 
     /// Sets the facts of a model.
@@ -180,12 +187,13 @@ impl Metrics {
     pub(crate) fn prefixes(&self, model: &str, stats: Option<PrefixStats>) {
         let labels = vec![("model", model.to_owned())];
         let stats = stats.unwrap_or_default();
-        let PrefixStats { lookups, hits, asked_tokens, hit_tokens, evicted_pages, .. } = stats;
-        let counted = [hits, lookups - hits, asked_tokens, hit_tokens, evicted_pages];
+        let PrefixStats { lookups, hits, asked_tokens, hit_tokens, evicted_pages, evicted_snapshots, .. } =
+            stats;
+        let counted = [hits, lookups - hits, asked_tokens, hit_tokens, evicted_pages, evicted_snapshots];
         for (counter, value) in self.counted.iter().zip(counted) {
             counter.get_or_create(&labels).inner().store(value, Ordering::Relaxed);
         }
-        let held = [stats.pages as u64, stats.bytes, stats.limit_bytes];
+        let held = [stats.pages as u64, stats.snapshots as u64, stats.bytes, stats.limit_bytes];
         for (gauge, value) in self.held.iter().zip(held) {
             gauge.get_or_create(&labels).set(value as i64);
         }

@@ -14,6 +14,10 @@ use crate::failure::{Failure, Outcome};
 use crate::locate::locate;
 use crate::{bundle, schedule};
 
+/// Why a published model's own head is not in its plan.
+const HEADLESS: &str = "geometries are planned without a prediction head (mtp): next tokens are guessed from earlier text; the head is \
+                        in the plan of a converted model, or of a checkpoint's folder";
+
 /// What is known of a model.
 pub struct Model {
     pub subject: Subject,
@@ -61,8 +65,9 @@ impl Model {
         let weights = WeightBytes::of(&file, options);
         let source = format!("header of {}", path.display());
         let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+        let notes = options.speculation.without_head(&spec, file.tensor_index("mtp.fc.weight").is_some());
         let runnable = Runnable { spec, weights, stored: "as in the file".to_owned() };
-        Ok(Model::of_runnable(subject(&name, source), runnable, Vec::new()))
+        Ok(Model::of_runnable(subject(&name, source), runnable, notes.into_iter().collect()))
     }
 
     fn of_config(folder: &Path, config: &Path, target: Option<Target>, options: &Options) -> Outcome<Model> {
@@ -81,8 +86,9 @@ impl Model {
         let drafts = settings.mtp_num_hidden_layers;
         let mut subject = subject(&resolved.unwrap_or_default(), format!("{}", config.display()));
         subject.draft_layers = Some(drafts as u64);
+        let notes = options.speculation.without_head(&spec, drafts > 0);
         let runnable = estimated(spec, drafts, target, options)?;
-        Ok(Model::of_runnable(subject, runnable, Vec::new()))
+        Ok(Model::of_runnable(subject, runnable, notes.into_iter().collect()))
     }
 
     fn of_geometry(id: &Path, target: Option<Target>, options: &Options) -> Outcome<Model> {
@@ -98,8 +104,10 @@ impl Model {
             Err(why) => return Model::of_footprint(geometry, target, &why.to_string()),
         };
         let spec = ModelSpec::new(settled.arch, &settled.config).map_err(|e| Failure::from_error(&e))?;
+        let headless = options.speculation.without_head(&spec, false).map(|_| HEADLESS.to_owned());
         let runnable = estimated(spec, 0, target, options)?;
-        Ok(Model::of_runnable(of_geometry(geometry), runnable, settled.assumptions))
+        let notes = settled.assumptions.into_iter().chain(headless).collect();
+        Ok(Model::of_runnable(of_geometry(geometry), runnable, notes))
     }
 
     /// A geometry that cannot be run here.

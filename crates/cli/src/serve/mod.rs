@@ -180,7 +180,7 @@ fn worker(
     let load = move || {
         let file = open(&path)?;
         let turn = budget.turn();
-        let mut options = Options { fit: turn.left(), ..options.clone() };
+        let mut options = turn.options(&options);
         options.prefix_cache = Purpose::Serve.prefix_cache_for(prefix_cache, &file, &options);
         let refused = |e| turn.refusal(in_a_line(Failure::from_load(&e)));
         let mut engine = Engine::load(file, &options).map_err(refused)?;
@@ -196,7 +196,7 @@ fn worker(
             vocab: engine.spec().vocab,
             engine: selected::to_json(engine.selected()),
         };
-        let _share = turn.take(engine.selected().memory.total());
+        let _share = turn.take(&engine.selected().memory);
         let scheduler = Scheduler::new(engine, limits);
         let scheduler = if is_paced { scheduler.paced() } else { scheduler };
         let backend = Box::new(Served { scheduler, prompts: prefix_file.clone(), _share });

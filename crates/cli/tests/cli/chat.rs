@@ -160,7 +160,9 @@ fn signals_that_ask_the_process_to_end_do_so_even_within_an_answer() {
     }
     // With nothing to stop, ^C ends it as well.
     let mut child = start(toy(), &SHORT[..4]);
-    writeln!(child.stdin.as_mut().unwrap(), "/help").unwrap();
+    // Waiting closes an input that the child still has, which would end it as well.
+    let mut input = child.stdin.take().unwrap();
+    writeln!(input, "/help").unwrap();
     child.stdout.as_mut().unwrap().read_exact(&mut [0; 10]).unwrap();
     interrupt(&child);
     assert_eq!(child.wait().unwrap().code(), Some(130));
@@ -322,6 +324,7 @@ fn earlier_states_outlive_a_run_and_change_no_answer() {
             (alone.out.as_str(), time > 0),
             "{said:?}"
         );
+        assert_eq!(said.err.contains("of 64 tokens of earlier prompts come from"), time > 0, "{said:?}");
     }
     let mut bytes = fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;

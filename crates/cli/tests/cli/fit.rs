@@ -187,6 +187,49 @@ fn all_models_of_a_server_share_what_fit_allows() {
     Said::from(refused).fails_with(&["not even a context of one token fits", "other models have taken"]);
 }
 
+/// Memory that is reserved and not yet used is free to the system, so each model was once weighed as if it were alone.
+#[test]
+fn models_of_a_server_that_do_not_fit_together_are_refused_without_fit_too() {
+    let plan = run!("plan", hybrid(), "--max-context", "1000000", "--kv-bits", "16", "--json").ok().json();
+    let Some(free) = plan["budget_bytes"].as_u64() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let second = folder.path().join("second.base");
+    std::fs::copy(hybrid(), &second).unwrap();
+    // Far from the borders, for what is free changes: one takes three quarters.
+    let tokens = free / 4 * 3 / plan["kv_bytes_per_token"].as_u64().unwrap();
+    let tokens = tokens.to_string();
+    let args = [
+        "--max-context",
+        tokens.as_str(),
+        "--max-batch-size",
+        "1",
+        "--prefix-cache",
+        "0",
+        "-t",
+        "1",
+        "--port",
+        "0",
+    ];
+    let serve = |kv: &[&str]| {
+        let mut command = basert();
+        Said::from(command.arg("serve").arg(hybrid()).arg(&second).args(args).args(kv).output().unwrap())
+    };
+    serve(&["--kv-bits", "16"]).fails_with(&[
+        "tokens would fit",
+        "other models have taken",
+        "that were free",
+    ]);
+
+    let args = [&["--model", second.to_str().unwrap()], &args[..6]].concat();
+    let (mut child, _said, address) = start(hybrid(), &args);
+    let engines: Value = serde_json::from_str(&get(&address, "/v1/engine")).unwrap();
+    signal(&child, "-TERM");
+    assert!(child.wait().unwrap().success());
+    // K and V that were left open become narrower, as for one model that is alone.
+    let k = |index: usize| engines["models"][index]["engine"]["k_type"].clone();
+    assert_eq!((k(0), k(1)), ("f16".into(), "q4".into()), "{engines}");
+}
+
 #[test]
 fn a_plan_to_fit_names_what_a_conversation_then_allocates() {
     for (budget, asked) in [("6MiB", &[][..]), ("6MiB", &["-c", "8192"]), ("6MiB", &["--kv-bits", "16"])] {

@@ -23,6 +23,39 @@ fn speculation_in_the_environment_does_not_stop_catalogs_and_records() {
 }
 
 #[test]
+fn a_head_that_would_not_guess_is_said_beside_the_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = |layers: u64| {
+        let text = std::fs::read(fixture("toy-hybrid").join("config.json")).unwrap();
+        let mut value: Value = serde_json::from_slice(&text).unwrap();
+        let text = if value["text_config"].is_object() { &mut value["text_config"] } else { &mut value };
+        text["mtp_num_hidden_layers"] = layers.into();
+        let file = folder.path().join(format!("{layers}.json"));
+        std::fs::write(&file, value.to_string()).unwrap();
+        file
+    };
+    for (model, why) in [
+        (config(0), "no prediction head"),
+        (config(1), ""),
+        (config(2), "several draft layers"),
+        ("qwen3.5-2b".into(), "geometries are planned without a prediction head"),
+    ] {
+        for asked in ["3", "auto", "ngram", "off"] {
+            let said = run!("plan", &model, "--speculative", asked, "--max-context", "200", "--json").ok();
+            let notes = said.json()["notes"].to_string();
+            let is_said = ["3", "auto"].contains(&asked) && !why.is_empty();
+            assert_eq!(notes.contains("guessed from earlier text"), is_said, "{model:?} {asked}: {notes}");
+            assert!(!is_said || notes.contains(why), "{notes}");
+        }
+    }
+    let said = run!("complete", llama(), "--speculative", "2", "--prompt-ids", "1,2", "-n", "2").ok();
+    assert!(
+        said.err.contains("guessed from earlier text") && said.err.contains("no prediction head"),
+        "{said:?}"
+    );
+}
+
+#[test]
 fn a_run_takes_what_was_planned_to_the_byte() {
     for model in [llama(), hybrid()] {
         for kv in ["16", "8", "4", "84"] {

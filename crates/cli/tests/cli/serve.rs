@@ -252,9 +252,11 @@ fn kept_prompts_outlive_a_restart_and_foreign_or_damaged_files_are_refused() {
     let slots: Value = serde_json::from_str(&get(&address, "/slots")).unwrap();
     assert_eq!(&slots[0]["prefix_cache"], counters);
     let metrics = get(&address, "/metrics");
-    for line in
-        ["hits_total{model=\"qwen35-dense-tiny\"} 1", "tokens_saved_total{model=\"qwen35-dense-tiny\"} 128"]
-    {
+    for line in [
+        "hits_total{model=\"qwen35-dense-tiny\"} 1",
+        "tokens_saved_total{model=\"qwen35-dense-tiny\"} 128",
+        "evicted_snapshots_total{model=\"qwen35-dense-tiny\"} 0",
+    ] {
         assert!(metrics.contains(&format!("basert_prefix_cache_{line}")), "{metrics}");
     }
     end(child);
@@ -273,6 +275,24 @@ fn kept_prompts_outlive_a_restart_and_foreign_or_damaged_files_are_refused() {
     refused(hybrid(), &[], &["kept", "damaged"]);
     run!("serve", hybrid(), llama(), "--prefix-cache-file", &file).fails_with(&["one model"]);
     run!("serve", hybrid(), "--prefix-cache", "0", "--prefix-cache-file", &file).fails_with(&["no room"]);
+}
+
+#[test]
+fn metrics_say_what_guessing_brought_and_what_it_took() {
+    let (child, _said, address) = start(hybrid(), &["-c", "512", "--speculative", "3"]);
+    let prompt: Vec<u32> = [1, 2, 3, 4].repeat(10);
+    let body = json!({"prompt": prompt, "max_tokens": 100, "temperature": 0, "ignore_eos": true});
+    assert_eq!(post(&address, "/v1/completions", &body).0, "HTTP/1.1 200 OK");
+    let metrics = get(&address, "/metrics");
+    let number = |name: &str| -> f64 {
+        let line =
+            metrics.lines().find_map(|line| line.strip_prefix(&format!("basert_{name}_total "))).unwrap();
+        line.parse().unwrap()
+    };
+    assert_eq!(number("answer_steps") + number("accepted_tokens"), 99.0, "the prompt's step gave one token");
+    assert!(number("drafted_tokens") >= number("accepted_tokens") && number("drafted_tokens") > 0.0);
+    assert!(number("drafting_seconds") > 0.0);
+    end(child);
 }
 
 /// The commands of public reports run as they are written.

@@ -33,7 +33,7 @@ pub struct Synthetic {
     pub name: String,
     /// Family.
     pub arch: Arch,
-    /// Hyperparameters; draft layers are not made.
+    /// Hyperparameters; those of the catalog have no draft layers.
     pub config: Config,
     /// What was assumed about the geometry beyond what is verified.
     pub assumptions: Vec<String>,
@@ -101,7 +101,7 @@ pub fn synthesize(
         seconds: 0.0,
     };
     let mut tensors = Vec::new();
-    for tensor in spec.tensors().into_iter().filter(|tensor| !tensor.optional) {
+    for tensor in all_tensors(&spec, model.config.mtp_num_hidden_layers)? {
         tensors.push(plan(tensor, options, &mut report.notes)?);
     }
     tensors.iter().for_each(|tensor| report.written.add(tensor.bytes));
@@ -139,18 +139,23 @@ pub fn stored_tensors(
 ) -> Result<Vec<StoredTensor>, ConvertError> {
     options.check()?;
     let options = &options.resolved(false)?;
-    let mut tensors = spec.tensors();
-    if draft_layers > 0 {
-        let draft = spec.draft_tensors(draft_layers);
-        tensors.extend(draft.map_err(|cause| ConvertError::Option(cause.to_string()))?);
-    }
-    let stored = tensors.into_iter().filter(|tensor| !tensor.optional);
-    let stored = stored.map(|tensor| {
+    let stored = all_tensors(spec, draft_layers)?.into_iter().map(|tensor| {
         let Planned { spec, planned, bytes } = plan(tensor, options, &mut Vec::new())?;
         let cols = spec.shape.last().copied().unwrap_or(1);
         Ok(StoredTensor { encoding: planned.encoding, cols, bytes })
     });
     stored.collect()
+}
+
+/// The tensors that every model of these layers has, those of the draft layers last.
+fn all_tensors(spec: &ModelSpec, draft_layers: usize) -> Result<Vec<TensorSpec>, ConvertError> {
+    let mut tensors = spec.tensors();
+    if draft_layers > 0 {
+        let draft = spec.draft_tensors(draft_layers);
+        tensors.extend(draft.map_err(|cause| ConvertError::Option(cause.to_string()))?);
+    }
+    tensors.retain(|tensor| !tensor.optional);
+    Ok(tensors)
 }
 
 /// A tensor and how it is stored.

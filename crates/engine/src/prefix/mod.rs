@@ -196,16 +196,33 @@ impl PrefixCache {
         true
     }
 
-    /// Gives up the page that was used longest ago, unless all are in use.
+    /// Gives up the page that was used longest ago, unless all are in use. Those that a sequence holds count as used just now, so
+    /// that they are not passed again at the next eviction.
     fn evict_page(&mut self, pool: &mut Pages) -> bool {
-        let clock = self.clock;
-        let idle =
-            |node: &Node| node.used < clock && node.children.is_empty() && pool.holders(node.page) == 1;
-        let Some(oldest) = self.tree.by_age().find(|&id| idle(self.tree.node(id))) else { return false };
-        self.stats.evicted_pages += 1;
-        let parent = self.remove(pool, oldest);
-        self.drop_useless(pool, parent, false);
-        true
+        while let Some(oldest) = self.tree.oldest() {
+            let node = self.tree.node(oldest);
+            if node.used == self.clock {
+                return false;
+            }
+            if pool.holders(node.page) > 1 {
+                self.touch_with_parents(oldest);
+                continue;
+            }
+            self.stats.evicted_pages += 1;
+            let parent = self.remove(pool, oldest);
+            self.drop_useless(pool, parent, false);
+            return true;
+        }
+        false
+    }
+
+    /// Marks a node as used, and its parents, none of which is ever older.
+    fn touch_with_parents(&mut self, id: NodeId) {
+        let mut next = Some(id);
+        while let Some(id) = next.filter(|&id| self.tree.node(id).used < self.clock) {
+            self.tree.touch(id, self.clock);
+            next = self.tree.node(id).parent;
+        }
     }
 
     /// Gives up the snapshot that was used longest ago, and hands over its slot.

@@ -6,12 +6,14 @@ use super::*;
 struct World {
     cache: PrefixCache,
     pool: Pages,
+    /// Pages of a sequence that lives.
+    in_use: Vec<u32>,
 }
 
 impl World {
     fn new(pages: usize, snapshots: usize) -> World {
         let cache = PrefixCache::new(2, pages, snapshots, usize::from(snapshots > 0));
-        World { cache, pool: Pages::new(40) }
+        World { cache, pool: Pages::new(40), in_use: Vec::new() }
     }
 
     /// A sequence of its own runs `text`, two letters a page, and is kept and ended.
@@ -33,7 +35,7 @@ impl World {
 
     fn check(&self) {
         self.cache.check().unwrap();
-        self.pool.check(self.cache.held()).unwrap();
+        self.pool.check(self.cache.held().chain(self.in_use.iter().copied())).unwrap();
     }
 
     /// Tokens that a prompt finds.
@@ -73,6 +75,32 @@ fn pages_in_use_stay() {
     assert!(world.cache.keep(&mut world.pool, &prefix));
     world.pool.release(page[0]);
     assert_eq!(world.find("aabb."), 2);
+}
+
+#[test]
+fn pages_in_use_are_passed_once_and_not_at_every_eviction() {
+    let mut world = World::new(4, 0);
+    assert!(world.keep("aabb"));
+    let hit = world.cache.find("", &"aabb.".chars().map(u32::from).collect::<Vec<_>>());
+    hit.pages.iter().for_each(|&page| world.pool.hold(page));
+    world.in_use = hit.pages;
+    let used = |world: &World| -> Vec<u64> {
+        let nodes = world.cache.tree.nodes().map(|(_, node)| node);
+        nodes.filter(|node| world.in_use.contains(&node.page)).map(|node| node.used).collect()
+    };
+    let first = used(&world);
+    assert!(world.keep("cc") && world.keep("dd"));
+    assert_eq!(used(&world), first);
+    assert!(world.keep("ee"));
+    let passed = used(&world);
+    assert!(passed.len() == 2 && passed > first);
+    assert!(world.keep("ff"));
+    assert_eq!(used(&world), passed);
+    for page in std::mem::take(&mut world.in_use) {
+        world.pool.release(page);
+    }
+    assert_eq!(world.cache.stats.evicted_pages, 2);
+    assert_eq!((world.find("aabb."), world.find("cc."), world.find("dd."), world.find("ff.")), (4, 0, 0, 2));
 }
 
 #[test]

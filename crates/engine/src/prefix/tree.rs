@@ -66,6 +66,11 @@ impl Tree {
         self.nodes.iter().enumerate().filter_map(|(id, node)| Some((id, node.as_ref()?)))
     }
 
+    /// The node that was used longest ago, a leaf.
+    pub fn oldest(&self) -> Option<NodeId> {
+        self.ages.first().map(|&(.., id)| id)
+    }
+
     /// Nodes that were used longest ago first.
     pub fn by_age(&self) -> impl Iterator<Item = NodeId> {
         self.ages.iter().map(|&(.., id)| id)

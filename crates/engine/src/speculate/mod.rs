@@ -63,6 +63,19 @@ impl Speculation {
         Speculation { source, ..self }
     }
 
+    /// What a user should know where the model's own head was asked for and text guesses; `has_layers` says whether it has
+    /// draft layers nevertheless.
+    pub fn without_head(self, spec: &ModelSpec, has_layers: bool) -> Option<String> {
+        let why = if has_layers {
+            "the model's several draft layers are a chain that is not run"
+        } else {
+            "the model has no prediction head (mtp); one is kept where the checkpoint that is converted has mtp.* tensors"
+        };
+        let said =
+            || format!("next tokens are guessed from earlier text (as ngram does, or choose off): {why}");
+        (self.uses_head() && spec.draft.is_none()).then(said)
+    }
+
     /// Whether the model's own head would be used.
     pub(crate) fn uses_head(self) -> bool {
         self.most > 0 && self.source == DraftSource::Best
