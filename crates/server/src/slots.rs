@@ -100,8 +100,8 @@ impl Slots {
 /// What is told of a request.
 #[derive(Debug)]
 pub(crate) enum Heard {
-    /// As the engine tells it.
-    News(News),
+    /// As the engine tells it, and when it did: whoever listens may come to it late.
+    News(News, Instant),
     /// Tokens of the prompt, or the one that ends the answer, with their log-probabilities.
     Beside(Vec<Token>),
 }
@@ -143,7 +143,7 @@ impl Ear {
     pub(crate) fn refuse(self, reason: String) {
         let error = EngineError::Option { option: "load", reason };
         // Whoever asked may have gone.
-        let _ = self.sender.send(Heard::News(News::Failed(Arc::new(error))));
+        let _ = self.sender.send(Heard::News(News::Failed(Arc::new(error)), Instant::now()));
     }
 
     /// A way to tell of a failure after the engine has taken, and dropped, the client.
@@ -151,17 +151,16 @@ impl Ear {
         self.sender.clone()
     }
 
-    fn count(&mut self, news: &News) {
+    fn count(&mut self, news: &News, now: Instant) {
         match news {
             News::Prefilled { done, cached, .. } => {
                 self.slot.cached.store(*cached, Ordering::Relaxed);
                 if !self.slot.started.swap(true, Ordering::Relaxed) {
-                    self.metrics.queued(self.arrived.elapsed());
+                    self.metrics.queued(now - self.arrived);
                 }
                 self.slot.prefilled.store(*done, Ordering::Relaxed);
             }
             News::Token(_) => {
-                let now = Instant::now();
                 if self.slot.generated.fetch_add(1, Ordering::Relaxed) == 0 {
                     self.metrics.first_token(now - self.arrived);
                 } else {
@@ -186,9 +185,10 @@ impl Client for Ear {
         {
             news = News::Failed(Arc::new(EngineError::Constraint { reason }));
         }
-        self.count(&news);
+        let now = Instant::now();
+        self.count(&news, now);
         let failed = matches!(news, News::Failed(_));
-        if self.sender.send(Heard::News(news)).is_err() || failed {
+        if self.sender.send(Heard::News(news, now)).is_err() || failed {
             ControlFlow::Break(())
         } else {
             ControlFlow::Continue(())

@@ -3,7 +3,7 @@
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use basert_engine::{News, PrefixStats, Request};
 use tokio::sync::{mpsc as channel, oneshot};
@@ -283,7 +283,7 @@ impl Thread {
         let failure = ear.failure_handle();
         if let Err(error) = backend.submit(request, Box::new(ear)) {
             // Whoever asked may have gone.
-            let _ = failure.send(Heard::News(News::Failed(Arc::new(error))));
+            let _ = failure.send(Heard::News(News::Failed(Arc::new(error)), Instant::now()));
         }
     }
 }

@@ -50,7 +50,8 @@ pub(crate) struct Run {
     ready: VecDeque<(usize, Event)>,
     usage: Usage,
     started: Instant,
-    first_token: Option<Instant>,
+    /// When the engine made the first token, and the latest.
+    tokens: Option<(Instant, Instant)>,
     deadline: Option<(Duration, tokio::time::Instant)>,
 }
 
@@ -108,8 +109,8 @@ impl Run {
             choices.push(choice);
         }
         let deadline = timeout.map(|timeout| (timeout, tokio::time::Instant::now() + timeout));
-        let (ready, started, first_token) = (VecDeque::new(), Instant::now(), None);
-        Ok(Run { entrance, choices, ready, usage, started, first_token, deadline })
+        let (ready, started, tokens) = (VecDeque::new(), Instant::now(), None);
+        Ok(Run { entrance, choices, ready, usage, started, tokens, deadline })
     }
 
     /// The next event, with the index of its answer; `None` when all answers are complete.
@@ -137,8 +138,9 @@ impl Run {
             usage.completion += answer.tokens();
             usage.reasoning += answer.reasoning_tokens();
         }
-        let first = self.first_token.unwrap_or_else(Instant::now);
-        Usage { prefill: first - self.started, decode: first.elapsed(), ..usage }
+        let now = Instant::now();
+        let (first, latest) = self.tokens.unwrap_or((now, now));
+        Usage { prefill: first - self.started, decode: latest - first, ..usage }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<(usize, Event), ApiError>>> {
@@ -168,8 +170,8 @@ impl Run {
 
     fn hear(&mut self, index: usize, heard: Option<Heard>) -> Result<(), ApiError> {
         let Stage::Running(answer, submitted) = &mut self.choices[index].stage else { return Ok(()) };
-        let news = match heard {
-            Some(Heard::News(news)) => news,
+        let (news, at) = match heard {
+            Some(Heard::News(news, at)) => (news, at),
             Some(Heard::Beside(tokens)) => {
                 answer.beside(tokens.into_iter().map(Scored::from));
                 return Ok(());
@@ -188,7 +190,8 @@ impl Run {
                 vec![Event::Progress { done, total }]
             }
             News::Token(token) => {
-                self.first_token.get_or_insert_with(Instant::now);
+                let (first, latest) = self.tokens.unwrap_or((at, at));
+                self.tokens = Some((first.min(at), latest.max(at)));
                 let mut events = answer.token(token);
                 if answer.is_over() {
                     submitted.slot.completes();

@@ -143,7 +143,7 @@ function statistics(live) {
   return {
     tokens,
     estimated: live.usage?.completion_tokens === undefined,
-    rate: live.timings?.predicted_per_second ?? (tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : null),
+    rate: live.timings?.predicted_per_second || (tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : null),
     first: live.first - live.started,
     prompt: live.usage?.prompt_tokens ?? null,
     cached: live.usage?.prompt_tokens_details?.cached_tokens ?? null,

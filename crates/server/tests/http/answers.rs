@@ -20,6 +20,24 @@ fn complete(server: &Server, request: &Value) -> Value {
 }
 
 #[test]
+fn the_speed_of_an_answer_is_the_engines_not_the_readers() {
+    let server = Server::toy(1, 512, Config::default());
+    let timings = |tokens: u32| {
+        let request = json!({"prompt": [1, 2, 3], "max_tokens": tokens, "ignore_eos": true});
+        complete(&server, &request)["timings"].clone()
+    };
+    let one = timings(1);
+    assert_eq!(
+        (&one["predicted_ms"], &one["predicted_per_second"]),
+        (&json!(0.0), &json!(0.0)),
+        "no time is between"
+    );
+    let some = timings(3);
+    let [ms, rate] = ["predicted_ms", "predicted_per_second"].map(|key| some[key].as_f64().unwrap());
+    assert!(ms > 0.0 && (rate * ms / 1e3 - 2.0).abs() < 1e-6, "two gaps in {ms} ms are not {rate} a second");
+}
+
+#[test]
 fn answers_in_a_crowd_are_the_engines_own() {
     let model = model();
     let lengths = [3, 17, 64, 129, 300, 5, 40, 77];
