@@ -215,6 +215,10 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "N", value_parser = positive)]
     pub layers: Option<usize>,
 
+    /// With --synthetic: also the draft layers (mtp) that the model is published with, for `basert bench --verify`
+    #[arg(long)]
+    pub draft_layers: bool,
+
     /// Read headers only and print what would become of every tensor; writes nothing
     #[arg(long, conflicts_with_all = ["output", "force"])]
     pub plan: bool,

@@ -158,14 +158,15 @@ fn a_foreign_stale_or_damaged_file_of_prefixes_is_refused_with_a_reason_and_not_
 
 #[test]
 fn a_session_goes_on_exactly_where_it_was_in_pages_of_any_size() {
-    for model in MODELS {
+    for (model, length) in MODELS.into_iter().flat_map(|model| [(model, 100), (model, 1000)]) {
         let file = converted(&fixture(model), "base-q4");
         let folder = folder();
         let path = folder.path().join("session");
         let go = &mut |_| ControlFlow::Continue(());
-        let mut first = engine(&file);
+        let options = Options { context: Some(1152), ..options() };
+        let mut first = load_with(&file.path, options.clone());
         let mut session = Session::default();
-        let prompt = words(4, 100);
+        let prompt = words(4, length);
         let begun = session.generate(&mut first, &prompt, &params(9), go).unwrap();
         let bytes = session.save(&first, &path, json!({"said": [1, 2]})).unwrap();
         assert_eq!(bytes, path.metadata().unwrap().len());
@@ -173,13 +174,13 @@ fn a_session_goes_on_exactly_where_it_was_in_pages_of_any_size() {
         let next = [&prompt[..], &begun.ids, &words(5, 20)].concat();
         let expected = session.generate(&mut first, &next, &params(9), go).unwrap();
         for (page_tokens, prefix_cache) in [(None, 0), (Some(32), 32 << 20), (Some(96), 0)] {
-            let mut other = load_with(&file.path, Options { page_tokens, prefix_cache, ..options() });
+            let mut other = load_with(&file.path, Options { page_tokens, prefix_cache, ..options.clone() });
             let (mut session, said) = Session::load(&mut other, &path).unwrap();
-            assert_eq!((session.tokens().len(), said), (108, json!({"said": [1, 2]})));
+            assert_eq!((session.tokens().len(), said), (length + 8, json!({"said": [1, 2]})));
             let found = session.generate(&mut other, &next, &params(9), go).unwrap();
             assert_eq!(
                 (found.kept_tokens, found.ids),
-                (108, expected.ids.clone()),
+                (length + 8, expected.ids.clone()),
                 "{model} {page_tokens:?}"
             );
             session.clear(&mut other);

@@ -17,8 +17,11 @@ pub fn run(geometry: &str, args: &ConvertArgs, options: &Options) -> Outcome {
     if geometry == usage::LIST {
         return list(args.json);
     }
-    let model = Synthetic::from_catalog(geometry, args.layers)
+    let mut model = Synthetic::from_catalog(geometry, args.layers)
         .map_err(|e| failed(&e).hint("basert convert --synthetic list shows the geometries"))?;
+    if args.draft_layers {
+        model = model.with_draft_layers(geometry).map_err(|e| failed(&e).hint("leave out --draft-layers"))?;
+    }
     let target = if options.target == Target::AUTO { Target::BASE_Q4 } else { options.target };
     let output =
         args.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}-{target}.base", model.name)));

@@ -15,6 +15,7 @@ pub fn check(args: &ConvertArgs) -> Outcome {
     let calibration = &args.calibration;
     let belongs = [
         ("--layers", args.layers.is_some(), "--synthetic", args.synthetic.is_some()),
+        ("--draft-layers", args.draft_layers, "--synthetic", args.synthetic.is_some()),
         (
             "--calibration-tokens",
             calibration.calibration_tokens.is_some(),
@@ -45,6 +46,7 @@ fn check_list(args: &ConvertArgs) -> Outcome {
         ("--group", args.group.is_some()),
         ("--scales", args.scales.is_some()),
         ("--layers", args.layers.is_some()),
+        ("--draft-layers", args.draft_layers),
         ("--threads", args.work.threads.is_some() && !variable),
         ("--no-check", args.no_check),
         ("--force", args.force),

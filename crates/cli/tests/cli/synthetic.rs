@@ -50,6 +50,7 @@ fn geometries_and_options_that_cannot_be_are_refused() {
         "--group=32",
         "--scales=f16",
         "--layers=2",
+        "--draft-layers",
         "--threads=1",
         "--no-check",
         "--force",
@@ -65,6 +66,9 @@ fn geometries_and_options_that_cannot_be_are_refused() {
         let said = convert(&[&["--synthetic", "qwen3-0.6b"], clash].concat());
         assert!(said.code == Some(2) && said.err.contains("cannot be used with"), "{said:?}");
     }
+    let headless = convert(&["--synthetic", "qwen3-0.6b", "--draft-layers"]);
+    headless.fails_with(&["no draft layers are known", "--draft-layers"]);
+    convert(&["--draft-layers", "source"]).fails_with(&["--draft-layers goes with --synthetic only"]);
     convert(&["--layers", "2", "source"]).fails_with(&["--layers goes with --synthetic only"]);
     assert!(fs::read_dir(dir.path()).unwrap().next().is_none());
 }

@@ -33,7 +33,7 @@ pub struct Synthetic {
     pub name: String,
     /// Family.
     pub arch: Arch,
-    /// Hyperparameters; those of the catalog have no draft layers.
+    /// Hyperparameters.
     pub config: Config,
     /// What was assumed about the geometry beyond what is verified.
     pub assumptions: Vec<String>,
@@ -57,7 +57,7 @@ pub struct SyntheticReport {
 }
 
 impl Synthetic {
-    /// The geometry `id` of the catalog, its first `layers` layers only if given.
+    /// The geometry `id` of the catalog, without draft layers, its first `layers` layers only if given.
     ///
     /// # Errors
     /// An id that is not in the catalog, lacks a verified field or belongs to a family that is not computed here; a
@@ -73,6 +73,22 @@ impl Synthetic {
         }
         let basert_model::catalog::Settled { arch, config, assumptions } = settled;
         Ok(Synthetic { name, arch, config, assumptions })
+    }
+
+    /// With the draft layers that the catalog says are published with the model.
+    ///
+    /// # Errors
+    /// The catalog knows of none.
+    pub fn with_draft_layers(mut self, id: &str) -> Result<Synthetic, ConvertError> {
+        let refuse = |cause: ModelError| ConvertError::Option(cause.to_string());
+        let catalog = Catalog::load().map_err(refuse)?;
+        let layers = catalog.get(id).map_err(refuse)?.draft_layers().unwrap_or(0);
+        if layers == 0 {
+            return Err(ConvertError::Option(format!("{id}: no draft layers are known of this model")));
+        }
+        self.config.mtp_num_hidden_layers = layers as usize;
+        self.name += "-drafts";
+        Ok(self)
     }
 }
 
