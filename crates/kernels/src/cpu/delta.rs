@@ -6,6 +6,9 @@ use crate::reference::delta::{DeltaColumns, DeltaShape, NormalizeKeys, gates};
 use crate::scratch::{Local, grown, reserve, with_local};
 use crate::shared::{ColumnBlock, SharedMut};
 
+/// Tokens of a run that wait for the state more than they compute with it.
+const FEW: usize = 4;
+
 /// Normalised keys and gates of a run, reused from call to call. Grows to the longest run and stays.
 #[derive(Debug, Default)]
 pub struct DeltaScratch {
@@ -122,8 +125,8 @@ impl Cpu {
         let run = Run { shape, keys, qkv, decay, beta };
         let state = SharedMut::new(state, value_dim);
         let out = SharedMut::new(out, shape.value_width());
-        // One token is a matter of memory, which likes whole rows.
-        let whole = tokens == 1 && value_heads >= self.threads();
+        // Few tokens are a matter of memory, which likes whole rows.
+        let whole = tokens <= FEW && value_heads >= self.threads();
         let width = if whole { value_dim } else { COLUMNS };
         let blocks = value_dim.div_ceil(width);
         self.pool.run(value_heads * blocks, &|task| {

@@ -13,7 +13,7 @@ type Columns = Line<[f32; LANES]>;
 /// Vectors of columns that one token updates together: a row's part is a few whole cache lines.
 const WIDE: usize = 4;
 
-/// Rows of the state ahead of the current one that one token asks for.
+/// Rows of the state ahead of the current one that are asked for.
 const AHEAD: usize = 12;
 
 /// See [`DeltaColumns`].
@@ -142,7 +142,9 @@ fn run<S: Simd, const VECTORS: usize>(
     let (block, _) = grown(buffer, a.shape.key_dim * VECTORS, Line([0.0; LANES])).as_chunks_mut::<VECTORS>();
     for (i, row) in block.iter_mut().enumerate() {
         for (v, columns) in row.iter_mut().enumerate() {
-            columns.0 = *lanes(a.state.row(i), c + v * LANES);
+            let stored = lanes(a.state.row(i), c + v * LANES);
+            prefetch(stored.as_ptr().wrapping_add(AHEAD * a.state.stride()).cast());
+            columns.0 = *stored;
         }
     }
     let tokens = a.out.rows();
