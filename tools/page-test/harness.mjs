@@ -32,10 +32,13 @@ beforeEach(() => {
   if (mock) Object.assign(mock, { key: null, models: ["toy-hybrid-4b"], bodies: [], aborted: 0 });
 });
 
-/** A test in a fresh browser profile. It fails on a request to elsewhere, an uncaught error, or a breach of the policy. */
-export function check(name, run, { scripted = false, options = {} } = {}) {
+/**
+ * A test in a fresh browser profile. It fails on a request to elsewhere, an uncaught error, or a breach of the policy.
+ * `sampling` is the page's setting against a real server, where answers are short unless told otherwise.
+ */
+export function check(name, run, { scripted = false, options = {}, sampling = { max_tokens: 64 } } = {}) {
   test(name, { skip: scripted && BASE_URL ? "needs scripted answers" : false, timeout: 120_000 }, async () => {
-    await openPage(options);
+    await openPage(options, sampling);
     try {
       await run();
       assert.deepEqual(foreign, [], "requests that leave the origin");
@@ -48,7 +51,7 @@ export function check(name, run, { scripted = false, options = {} } = {}) {
 
 export const scripted = (name, run, options = {}) => check(name, run, { scripted: true, options });
 
-async function openPage(options) {
+async function openPage(options, sampling) {
   context = await browser.newContext({ viewport: { width: 1100, height: 800 }, colorScheme: "light", ...options });
   [foreign, problems] = [[], []];
   context.on("request", (request) => new URL(request.url()).origin === new URL(base).origin || foreign.push(request.url()));
@@ -56,7 +59,7 @@ async function openPage(options) {
   page.on("pageerror", (error) => problems.push(error.message));
   // Answers with an error status are logged by the browser too; those are wanted here.
   page.on("console", (message) => message.type() === "error" && !message.text().startsWith("Failed to load resource") && problems.push(message.text()));
-  if (BASE_URL) await page.addInitScript(() => (localStorage["basert.settings"] ??= '{"sampling": {"max_tokens": 64}}'));
+  if (BASE_URL) await page.addInitScript((settings) => (localStorage["basert.settings"] ??= settings), JSON.stringify({ sampling }));
   if (API_KEY) await page.addInitScript((key) => sessionStorage.setItem("basert.key", JSON.stringify(key)), API_KEY);
   await page.goto(base);
   await page.locator("#light.on").waitFor({ state: "attached" });
