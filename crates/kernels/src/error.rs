@@ -3,12 +3,14 @@
 use basert_quant::QuantError;
 use thiserror::Error;
 
+use crate::Isa;
+
 /// A weight matrix, instruction set or thread count that the kernels cannot honour.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum KernelError {
     /// `BASERT_ISA` or a caller named an instruction set that does not exist.
-    #[error("unknown instruction set {name:?}: use one of reference, avx2, avx512")]
+    #[error("unknown instruction set {name:?}: use one of {}", Isa::ALL.map(Isa::name).join(", "))]
     UnknownIsa {
         /// What was given.
         name: String,
@@ -17,9 +19,9 @@ pub enum KernelError {
     #[error("instruction set {isa} is not available on this processor: use {best} or leave it unset")]
     UnavailableIsa {
         /// What was asked for.
-        isa: crate::Isa,
+        isa: Isa,
         /// The best one this machine has.
-        best: crate::Isa,
+        best: Isa,
     },
     /// No thread was asked for.
     #[error("the thread count must be at least 1")]

@@ -17,11 +17,13 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL (x86-64-v4); VNNI, and VBMI with GFNI, are used where the processor has them.
     Avx512,
+    /// AMX with tiles of bytes, on top of AVX-512 with all of these: prompts and batches in quantised layers.
+    Amx,
 }
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Isa; 3] = [Isa::Reference, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Reference, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// The fastest instruction set of this machine.
     pub fn best() -> Isa {
@@ -63,6 +65,7 @@ impl Isa {
             Isa::Reference => "reference",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         }
     }
 }
@@ -95,9 +98,9 @@ mod tests {
 
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
-        for name in ["AVX2", "avx", "scalar", "avx512vnni", " avx2", "amx", "neon"] {
+        for name in ["AVX2", "avx", "scalar", "avx512vnni", " avx2", "AMX", "neon"] {
             let error = Isa::from_setting(name).unwrap_err().to_string();
-            assert!(error.contains(name) && error.contains("reference, avx2, avx512"), "{error}");
+            assert!(error.contains(name) && error.contains("reference, avx2, avx512, amx"), "{error}");
         }
     }
 

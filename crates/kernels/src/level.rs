@@ -3,7 +3,7 @@
 use crate::Isa;
 use crate::vector::Simd;
 #[cfg(target_arch = "x86_64")]
-use crate::vector::{avx2::Avx2, avx512::Avx512};
+use crate::vector::{amx, avx2::Avx2, avx512::Avx512};
 
 /// One piece of work of one operation: its arguments, its definition and its vectorised form. Both give the same bits
 /// for every input (two NaNs count as the same).
@@ -31,6 +31,9 @@ enum Kind {
     /// The generic kernels without any instruction set.
     #[cfg(test)]
     Portable,
+    /// The same with a matrix unit.
+    #[cfg(test)]
+    PortableMatrix,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
@@ -42,6 +45,9 @@ enum Kind {
     /// VNNI, VBMI and GFNI, which came with Ice Lake and Zen 4.
     #[cfg(target_arch = "x86_64")]
     Avx512Vbmi,
+    /// The former with tiles of bytes, which came with Sapphire Rapids.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 impl Level {
@@ -53,21 +59,36 @@ impl Level {
             Isa::Avx2 => avx2_levels().last(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => avx512_levels().last(),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => amx_level(),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => None,
+            Isa::Avx2 | Isa::Avx512 | Isa::Amx => None,
         }
     }
 
-    /// Every level of this machine, also those that `detect` hides behind a better one.
+    /// Every level of this machine, also those that `detect` hides behind a better one, and AMX emulated where only that
+    /// is missing.
     #[cfg(test)]
     pub fn all() -> Vec<Level> {
-        let mut levels = vec![Level(Kind::Reference), Level(Kind::Portable)];
+        let mut levels = vec![Level(Kind::Reference), Level(Kind::Portable), Level(Kind::PortableMatrix)];
         #[cfg(target_arch = "x86_64")]
         {
             levels.extend(avx2_levels());
             levels.extend(avx512_levels());
+            levels.extend(amx_level().or_else(emulated_amx_level));
         }
         levels
+    }
+
+    /// Whether linear layers of many tokens run on a matrix unit.
+    pub fn has_matrix_unit(self) -> bool {
+        match self.0 {
+            #[cfg(test)]
+            Kind::PortableMatrix => true,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Amx => true,
+            _ => false,
+        }
     }
 
     /// Runs a kernel on this level.
@@ -76,7 +97,9 @@ impl Level {
         match self.0 {
             Kind::Reference => kernel.reference(),
             #[cfg(test)]
-            Kind::Portable => kernel.vectorized(crate::vector::portable::Portable),
+            Kind::Portable => kernel.vectorized(crate::vector::portable::Portable::<false>),
+            #[cfg(test)]
+            Kind::PortableMatrix => kernel.vectorized(crate::vector::portable::Portable::<true>),
             // SAFETY: these kinds exist only where their features were found.
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2Vnni if K::INTEGER => unsafe { run_avx2_vnni(kernel) },
@@ -89,9 +112,12 @@ impl Level {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Vbmi if K::INTEGER => unsafe { run_avx512_vbmi(kernel) },
-            // SAFETY: as above; VNNI and VBMI come on top of the others.
+            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 | Kind::Avx512Vnni | Kind::Avx512Vbmi => unsafe { run_avx512(kernel) },
+            Kind::Amx if K::INTEGER => unsafe { run_amx(kernel) },
+            // SAFETY: as above; VNNI, VBMI and AMX come on top of the others.
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 | Kind::Avx512Vnni | Kind::Avx512Vbmi | Kind::Amx => unsafe { run_avx512(kernel) },
         }
     }
 }
@@ -122,6 +148,24 @@ fn avx512_levels() -> impl Iterator<Item = Level> {
     [(avx512, Kind::Avx512), (vnni, Kind::Avx512Vnni), (vbmi, Kind::Avx512Vbmi)]
         .into_iter()
         .filter_map(|(has, kind)| has.then_some(Level(kind)))
+}
+
+/// AMX, if this processor has it and everything below.
+#[cfg(target_arch = "x86_64")]
+fn amx_level() -> Option<Level> {
+    let vbmi = avx512_levels().last() == Some(Level(Kind::Avx512Vbmi));
+    (vbmi && amx::is_available()).then_some(Level(Kind::Amx))
+}
+
+/// The level of AMX, its instructions emulated, if this processor has everything below.
+#[cfg(all(test, target_arch = "x86_64"))]
+fn emulated_amx_level() -> Option<Level> {
+    if !cfg!(target_os = "linux") || avx512_levels().last() != Some(Level(Kind::Avx512Vbmi)) {
+        return None;
+    }
+    #[cfg(target_os = "linux")]
+    amx::emulated::install();
+    Some(Level(Kind::Amx))
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -162,4 +206,12 @@ pub(crate) fn run_avx512_vnni<K: Vectorized>(kernel: K) {
 pub(crate) fn run_avx512_vbmi<K: Vectorized>(kernel: K) {
     // SAFETY: this function's features are the token's.
     kernel.vectorized(unsafe { Avx512::<true, true>::new_unchecked() });
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni")]
+#[inline(never)]
+pub(crate) fn run_amx<K: Vectorized>(kernel: K) {
+    // SAFETY: this function's features are the token's, but for AMX, without which nothing comes here.
+    kernel.vectorized(unsafe { Avx512::<true, true, true>::new_unchecked() });
 }

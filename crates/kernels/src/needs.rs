@@ -6,11 +6,11 @@ use basert_quant::ggml::super_group;
 
 use crate::reference::attention::{SEGMENT, STATE_HEADER, TILE};
 use crate::reference::delta::DeltaShape;
-use crate::scratch::LocalSizes;
+use crate::scratch::{Line, LocalSizes};
 use crate::simd::affine::BLOCK;
 use crate::simd::rows;
 use crate::simd::tile::UNITS;
-use crate::vector::LANES;
+use crate::vector::{LANES, PARTY};
 
 /// Query rows that walk the cache together, so that a tile of it is read from memory once for all of them.
 pub(crate) const ROWS: usize = 16;
@@ -136,7 +136,9 @@ impl ScratchNeeds {
         let cols = self.matrices.inputs[set_index(block)];
         let numbers = size_of::<i32>() + 2 * size_of::<f32>();
         let packed = nibble_registers(cols, block) + plain_registers(cols);
-        self.tokens * (cols + cols / block * numbers) + self.packed_tokens() * packed * size_of::<[i8; 64]>()
+        let codes = code_lines(self.tokens, cols) * size_of::<Line<[i8; 64]>>();
+        let numbers = with_parties(self.tokens) * (cols / block) * numbers;
+        codes + numbers + self.packed_tokens() * packed * size_of::<[i8; 64]>()
     }
 
     /// Most tokens whose activations are arranged for the row kernels.
@@ -173,6 +175,16 @@ impl ScratchNeeds {
 /// Vectors of a tile of K and of V that are decoded for several query rows.
 pub(crate) fn decoded_vectors(head_dim: usize) -> usize {
     2 * TILE * head_dim.div_ceil(LANES)
+}
+
+/// Lines of the codes of so many tokens.
+pub(crate) fn code_lines(tokens: usize, cols: usize) -> usize {
+    (with_parties(tokens) * cols).div_ceil(BLOCK)
+}
+
+/// Tokens, with those that are missing from the last party if they go by party anywhere.
+pub(crate) fn with_parties(tokens: usize) -> usize {
+    if tokens > rows::TOKENS { tokens.next_multiple_of(PARTY) } else { tokens }
 }
 
 /// Registers of one token's codes in the order for 4-bit weights.

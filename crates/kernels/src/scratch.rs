@@ -18,6 +18,22 @@ pub(crate) struct Local {
 #[repr(C, align(64))]
 pub(crate) struct Line<T>(pub T);
 
+impl<T, const N: usize> Line<[T; N]> {
+    /// The elements of some lines, one after the other.
+    pub fn flattened(lines: &[Self]) -> &[T] {
+        const { assert!(size_of::<Self>() == size_of::<[T; N]>()) };
+        // SAFETY: lines are arrays without padding.
+        unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * N) }
+    }
+
+    /// The same, to write.
+    pub fn flattened_mut(lines: &mut [Self]) -> &mut [T] {
+        const { assert!(size_of::<Self>() == size_of::<[T; N]>()) };
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * N) }
+    }
+}
+
 /// The bytes of some lines of floats, little-endian where the machine is.
 pub(crate) fn line_bytes(lines: &[Line<[f32; 16]>]) -> &[u8] {
     // SAFETY: a line is 64 bytes without padding, and floats are bytes without invalid values.

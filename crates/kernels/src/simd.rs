@@ -16,6 +16,7 @@ mod float;
 mod kv;
 mod math;
 mod norm;
+mod parties;
 mod quantize;
 pub(crate) mod rows;
 mod scales;

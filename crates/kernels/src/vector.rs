@@ -8,6 +8,8 @@
 //! sixteen virtual lanes. Integers come in the shapes that the quantised linear layers use.
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
@@ -16,9 +18,35 @@ pub(crate) mod peak;
 pub(crate) mod portable;
 
 use crate::level::Vectorized;
+use crate::scratch::Line;
+use crate::simd::tile::Unit;
 
 /// Lanes of a float vector.
 pub(crate) const LANES: usize = 16;
+
+/// Tokens that a matrix unit takes together.
+pub(crate) const PARTY: usize = 16;
+
+/// A block's sums of products, of sixteen rows for each token of a party.
+pub(crate) type Products = [Line<[i32; 16]>; PARTY];
+
+/// A matrix unit, set up for blocks of some width.
+pub(crate) trait MatrixUnit {
+    /// Sums of the products of a block of `TOKENS` tokens, 8 or 16, and sixteen rows: `sums[token][row]`.
+    ///
+    /// `codes` are `[TOKENS, block]`, `units` hold unsigned codes, `[block / 4]`.
+    fn products<const TOKENS: usize>(&self, codes: &[i8], units: &[Unit], sums: &mut Products);
+}
+
+/// Stands for the matrix unit of instruction sets that have none.
+pub(crate) enum NoMatrixUnit {}
+
+impl MatrixUnit for NoMatrixUnit {
+    #[inline(always)]
+    fn products<const TOKENS: usize>(&self, _: &[i8], _: &[Unit], _: &mut Products) {
+        match *self {}
+    }
+}
 
 /// One instruction set.
 pub(crate) trait Simd: Copy + peak::Peak {
@@ -32,12 +60,17 @@ pub(crate) trait Simd: Copy + peak::Peak {
     type Quads: Copy;
     /// Sixteen i32 lanes, one per row of a tile.
     type Sums: Copy;
+    /// Products of many tokens at a time.
+    type Matrix: MatrixUnit;
 
     /// What [`Simd::dot_bytes`] and [`Simd::tile_bytes`] subtract from every code.
     const CODE_OFFSET: i32;
 
     /// Whether there are registers for the sums of 32 rows and 4 tokens side by side, or only for 16 rows and 2 tokens.
     const ROOMY: bool;
+
+    /// The matrix unit, set up for blocks of `block` columns, where there is one.
+    fn matrix_unit(self, block: usize) -> Option<Self::Matrix>;
 
     /// Does `work` in a function of its own: where kernels would otherwise be compiled into one function many times over.
     fn outline<W: Vectorized>(self, work: W);
@@ -145,6 +178,8 @@ pub(crate) trait Simd: Copy + peak::Peak {
 
     /// No sums yet.
     fn zero_sums(self) -> Self::Sums;
+    /// Lane i is `x[i]`.
+    fn load_sums(self, x: &[i32; 16]) -> Self::Sums;
     /// Lane-wise sum.
     fn add_sums(self, a: Self::Sums, b: Self::Sums) -> Self::Sums;
     /// Adds the products of two units: `codes` hold four columns of sixteen rows, `x` the four activations. Codes are

@@ -2,14 +2,17 @@
 
 use super::Cpu;
 use crate::matrix::{Coding, Matrix, Weights};
-use crate::needs::{BLOCKS, ScratchNeeds, nibble_registers, passes, plain_registers, set_index};
-use crate::reference::affine::{Activations, AffineLinear, Packed};
+use crate::needs::{
+    BLOCKS, ScratchNeeds, code_lines, nibble_registers, passes, plain_registers, set_index, with_parties,
+};
+use crate::reference::affine::{Activations, AffineLinear, Order, Packed};
 use crate::reference::float::{FloatLinear, decode_row};
 use crate::reference::quantize::Quantize;
-use crate::scratch::{grown, reserve, with_local};
+use crate::scratch::{Line, grown, reserve, with_local};
 use crate::shared::SharedMut;
 use crate::simd::affine::{BLOCK, TILE_ROWS};
 use crate::simd::rows;
+use crate::vector::PARTY;
 
 /// Jobs whose outputs are shared out in one dispatch.
 const MAX_JOBS: usize = 8;
@@ -35,7 +38,8 @@ pub struct Scratch {
 /// Activations in blocks of one width, see [`Activations`].
 #[derive(Debug, Default)]
 struct ActivationSet {
-    codes: Vec<i8>,
+    order: Order,
+    codes: Vec<Line<[i8; 64]>>,
     sums: Vec<i32>,
     scales: Vec<f32>,
     weighted: Vec<f32>,
@@ -144,30 +148,39 @@ impl Cpu {
 
     fn quantize_set(&self, set: &mut ActivationSet, x: &[f32], cols: usize, block: usize) {
         let (tokens, blocks) = (x.len() / cols, cols / block);
-        let codes = SharedMut::new(grown(&mut set.codes, tokens * cols, 0), cols);
-        let sums = SharedMut::new(grown(&mut set.sums, tokens * blocks, 0), blocks);
-        let scales = SharedMut::new(grown(&mut set.scales, tokens * blocks, 0.0), blocks);
-        let weighted = SharedMut::new(grown(&mut set.weighted, tokens * blocks, 0.0), blocks);
-        self.split(tokens, 1, LEAST_WEIGHTS / cols, &|range| {
-            for token in range {
-                let row = token..token + 1;
-                // SAFETY: every token is its own row of all four.
+        let by_party = tokens > rows::TOKENS && self.level.has_matrix_unit();
+        set.order = if by_party { Order::Parties } else { Order::Tokens };
+        let party = if by_party { PARTY } else { 1 };
+        let parties = tokens.div_ceil(party);
+        let (codes, numbers) = (parties * party * cols, parties * party * blocks);
+        let lines = grown(&mut set.codes, codes.div_ceil(64), Line([0; 64]));
+        let codes = SharedMut::new(&mut Line::flattened_mut(lines)[..codes], party * cols);
+        let sums = SharedMut::new(grown(&mut set.sums, numbers, 0), party * blocks);
+        let scales = SharedMut::new(grown(&mut set.scales, numbers, 0.0), party * blocks);
+        let weighted = SharedMut::new(grown(&mut set.weighted, numbers, 0.0), party * blocks);
+        self.split(parties, 1, LEAST_WEIGHTS / (party * cols), &|range| {
+            for index in range {
+                let (row, numbers) = (index..index + 1, 0..party * blocks);
+                // SAFETY: every party is its own row of all four.
                 let (mut codes, mut sums, mut scales, mut weighted) = unsafe {
                     (
-                        codes.block(row.clone(), 0..cols),
-                        sums.block(row.clone(), 0..blocks),
-                        scales.block(row.clone(), 0..blocks),
-                        weighted.block(row, 0..blocks),
+                        codes.block(row.clone(), 0..party * cols),
+                        sums.block(row.clone(), numbers.clone()),
+                        scales.block(row.clone(), numbers.clone()),
+                        weighted.block(row, numbers),
                     )
                 };
-                self.level.run(Quantize {
-                    x: &x[token * cols..][..cols],
-                    block,
-                    codes: codes.row_mut(0),
-                    sums: sums.row_mut(0),
-                    scales: scales.row_mut(0),
-                    weighted: weighted.row_mut(0),
-                });
+                for (t, x) in x[index * party * cols..].chunks(cols).take(party).enumerate() {
+                    self.level.run(Quantize {
+                        x,
+                        block,
+                        stride: party,
+                        codes: &mut codes.row_mut(0)[t * block..],
+                        sums: &mut sums.row_mut(0)[t..],
+                        scales: &mut scales.row_mut(0)[t..],
+                        weighted: &mut weighted.row_mut(0)[t..],
+                    });
+                }
             }
         });
     }
@@ -195,8 +208,8 @@ impl Cpu {
 impl ActivationSet {
     fn reserve(&mut self, needs: &ScratchNeeds, block: usize) {
         let cols = needs.matrices.inputs[set_index(block)];
-        let (codes, blocks) = (needs.tokens * cols, needs.tokens * (cols / block));
-        reserve(&mut self.codes, codes);
+        let blocks = with_parties(needs.tokens) * (cols / block);
+        reserve(&mut self.codes, code_lines(needs.tokens, cols));
         reserve(&mut self.sums, blocks);
         reserve(&mut self.scales, blocks);
         reserve(&mut self.weighted, blocks);
@@ -207,16 +220,22 @@ impl ActivationSet {
     fn bytes(&self) -> usize {
         let numbers = self.sums.capacity() + self.scales.capacity() + self.weighted.capacity();
         let registers = self.nibble.capacity() + self.plain.capacity();
-        self.codes.capacity() + numbers * size_of::<f32>() + registers * size_of::<[i8; 64]>()
+        let lines = self.codes.capacity() + registers;
+        numbers * size_of::<f32>() + lines * size_of::<[i8; 64]>()
     }
 
     fn view(&self, tokens: usize, cols: usize, block: usize) -> Activations<'_> {
-        let blocks = tokens * cols / block;
+        let all = match self.order {
+            Order::Tokens => tokens,
+            Order::Parties => tokens.next_multiple_of(PARTY),
+        };
+        let blocks = all * cols / block;
         Activations {
             tokens,
             cols,
             block,
-            codes: &self.codes[..tokens * cols],
+            order: self.order,
+            codes: &Line::flattened(&self.codes)[..all * cols],
             packed: Packed {
                 nibble: self.nibble.get(..tokens * nibble_registers(cols, block)).unwrap_or_default(),
                 plain: self.plain.get(..tokens * plain_registers(cols)).unwrap_or_default(),
@@ -229,7 +248,7 @@ impl ActivationSet {
 
     /// Arranges the codes for the row kernels.
     fn pack(&mut self, tokens: usize, cols: usize, block: usize, need: Needs) {
-        let rows = self.codes.chunks_exact(cols).take(tokens);
+        let rows = Line::flattened(&self.codes).chunks_exact(cols).take(tokens);
         if need.nibble {
             let registers = nibble_registers(cols, block);
             let nibble = grown(&mut self.nibble, tokens * registers, [0; 64]);

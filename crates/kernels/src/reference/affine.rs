@@ -14,13 +14,25 @@ pub(crate) struct Activations<'a> {
     pub cols: usize,
     /// Columns per block.
     pub block: usize,
-    /// In column order.
+    /// Of codes, scales and weighted sums; what stands beside them holds for [`Order::Tokens`].
+    pub order: Order,
     pub codes: &'a [i8], // [tokens, cols]
     /// In the orders that the row kernels want; unspecified where no matrix of the call needs them, or with many tokens.
     pub packed: Packed<'a>,
     pub sums: &'a [i32],     // [tokens, cols / block]
     pub scales: &'a [f32],   // [tokens, cols / block]
     pub weighted: &'a [f32], // [tokens, cols / block]
+}
+
+/// How activations lie in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// A token's after another's.
+    #[default]
+    Tokens,
+    /// For a matrix unit: sixteen tokens together, block by block: `[parties, cols / block, 16, block]`, and 1 for `block` of
+    /// numbers. What stands for tokens that are missing from the last party is unspecified.
+    Parties,
 }
 
 /// Codes as the row kernels read them, padded with zeros to whole registers.

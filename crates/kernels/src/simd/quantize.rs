@@ -18,8 +18,9 @@ pub(crate) fn quantize<S: Simd>(s: S, a: Quantize<'_>) {
 fn blocks<S: Simd, const VECTORS: usize>(s: S, a: Quantize<'_>) {
     let (x, codes) = (a.x.as_chunks::<LANES>().0, a.codes.as_chunks_mut::<LANES>().0);
     let all_finite = finite(s, x);
-    let blocks = x.as_chunks::<VECTORS>().0.iter().zip(codes.as_chunks_mut::<VECTORS>().0);
-    for (i, (x, codes)) in blocks.enumerate() {
+    let codes = codes.as_chunks_mut::<VECTORS>().0;
+    for (i, x) in (0..).step_by(a.stride).zip(x.as_chunks::<VECTORS>().0) {
+        let codes = &mut codes[i];
         let mut largest = s.splat(0.0);
         for x in x {
             largest = s.max(s.abs(s.load(x)), largest);

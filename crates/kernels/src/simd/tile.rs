@@ -11,16 +11,17 @@ use std::ops::Range;
 use basert_quant::ggml::{GgmlType, SUPER};
 
 use super::affine::{BLOCK, Span, TILE_ROWS, Tile, TileScratch};
+use super::parties::Multiplier;
 use super::supers;
 use crate::level::Vectorized;
 use crate::matrix::{Coding, FP4_CODES, Quantized};
-use crate::reference::affine::{Activations, AffineLinear};
+use crate::reference::affine::{Activations, AffineLinear, Order};
 use crate::scratch::{Line, grown};
 use crate::shared::ColumnBlock;
 use crate::vector::Simd;
 
 /// Columns of a unit.
-const UNIT: usize = 4;
+pub(super) const UNIT: usize = 4;
 
 /// Columns that many tokens pass at a time: 16 KiB of units for each tile.
 const CHUNK: usize = 1024;
@@ -35,7 +36,7 @@ pub(crate) const UNITS: usize = CHUNK / UNIT;
 pub(crate) type Unit = Line<[u8; UNIT * TILE_ROWS]>;
 
 /// One output of all rows of a tile.
-type Sums = Line<[f32; TILE_ROWS]>;
+pub(super) type Sums = Line<[f32; TILE_ROWS]>;
 
 const ZERO: Sums = Line([0.0; TILE_ROWS]);
 
@@ -44,6 +45,7 @@ const ZERO: Sums = Line([0.0; TILE_ROWS]);
 pub(crate) fn by_tiles<S: Simd, const TILES: usize>(s: S, a: AffineLinear<'_>) {
     if S::ROOMY {
         return match a.x.tokens {
+            _ if a.x.order == Order::Parties => many_tokens::<S, TILES>(s, a),
             ..=8 => few_tokens::<S, TILES, 8>(s, a),
             _ => many_tokens::<S, TILES>(s, a),
         };
@@ -88,6 +90,7 @@ fn many_tokens<S: Simd, const TILES: usize>(s: S, mut a: AffineLinear<'_>) {
     let (chunks, _) = grown(&mut units, TILES * UNITS, Line([0; UNIT * TILE_ROWS])).as_chunks_mut::<UNITS>();
     let (acc, _) = grown(&mut sums, TILES * x.tokens, ZERO).as_chunks_mut::<TILES>();
     let mut scratch: [TileScratch<'_>; TILES] = TileScratch::new(&w, a.local);
+    let mut multiplier = s.matrix_unit(x.block).map(Multiplier::new);
     for first in (0..rows).step_by(TILES * TILE_ROWS) {
         let mut tiles = side_by_side(&mut scratch, &a.weights, a.first_row, first..rows);
         for start in (0..x.cols).step_by(CHUNK) {
@@ -96,7 +99,11 @@ fn many_tokens<S: Simd, const TILES: usize>(s: S, mut a: AffineLinear<'_>) {
             let units = std::array::from_fn(|_| each.next().map_or(&mut [][..], |c| c));
             s.outline(Unpack { tiles: &mut tiles, columns: &columns, units });
             let units = std::array::from_fn(|t| chunks[t].as_chunks().0.as_chunks().0);
-            Chunk::new(&tiles, units, &x, &columns).add_all(s, acc, &mut a.out);
+            let chunk = Chunk::new(&tiles, units, &x, &columns);
+            match &mut multiplier {
+                Some(multiplier) => chunk.add_parties(s, multiplier, acc, &mut a.out),
+                None => chunk.add_all(s, acc, &mut a.out),
+            }
         }
     }
     (a.local.tile, a.local.sums) = (units, sums);
@@ -133,14 +140,14 @@ impl TokenRow {
 }
 
 /// A chunk of columns of some tiles.
-struct Chunk<'a, const TILES: usize> {
-    tiles: &'a [Tile<'a>; TILES],
-    units: [&'a [[[Unit; 2]; 2]]; TILES],
-    x: &'a Activations<'a>,
+pub(super) struct Chunk<'a, const TILES: usize> {
+    pub tiles: &'a [Tile<'a>; TILES],
+    pub units: [&'a [[[Unit; 2]; 2]]; TILES],
+    pub x: &'a Activations<'a>,
     /// The columns in activation blocks, of which there are `per_group` in a group.
-    blocks: Range<usize>,
-    per_group: usize,
-    per_row: usize,
+    pub blocks: Range<usize>,
+    pub per_group: usize,
+    pub per_row: usize,
 }
 
 impl<'a, const TILES: usize> Chunk<'a, TILES> {
@@ -153,6 +160,18 @@ impl<'a, const TILES: usize> Chunk<'a, TILES> {
     ) -> Self {
         let blocks = columns.start / x.block..columns.end / x.block;
         Chunk { tiles, units, x, blocks, per_group: tiles[0].w.group / x.block, per_row: x.cols / x.block }
+    }
+
+    /// Whether no columns come before these.
+    #[inline(always)]
+    pub fn begins(&self) -> bool {
+        self.blocks.start == 0
+    }
+
+    /// Whether no columns come behind these.
+    #[inline(always)]
+    pub fn ends(&self) -> bool {
+        self.blocks.end == self.per_row
     }
 
     /// Adds the chunk's products to the sums of all tokens: as many side by side as there are registers for, and the
@@ -178,7 +197,7 @@ impl<'a, const TILES: usize> Chunk<'a, TILES> {
         sums: &mut [[Sums; TILES]],
         out: &mut ColumnBlock<'_, f32>,
     ) -> usize {
-        let (begins, ends) = (self.blocks.start == 0, self.blocks.end * self.x.block == self.x.cols);
+        let (begins, ends) = (self.begins(), self.ends());
         let per_row = self.per_row;
         let mut tokens = [TokenRow::default(); TOKENS];
         let mut acc = [[s.splat(0.0); TOKENS]; TILES];

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::Simd;
+use super::{NoMatrixUnit, Simd};
 use crate::level::{Vectorized, run_avx2, run_avx2_vnni};
 
 /// The token of this instruction set.
@@ -336,12 +336,18 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type Bytes = [__m256i; 2];
     type Quads = [__m256i; 2];
     type Sums = [__m256i; 2];
+    type Matrix = NoMatrixUnit;
 
     const CODE_OFFSET: i32 = if VNNI { 0 } else { 128 };
     const ROOMY: bool = false;
 
     fn outline<W: Vectorized>(self, work: W) {
         avx2!(if VNNI { run_avx2_vnni(work) } else { run_avx2(work) });
+    }
+
+    #[inline(always)]
+    fn matrix_unit(self, _: usize) -> Option<NoMatrixUnit> {
+        None
     }
 
     #[inline(always)]
@@ -615,6 +621,10 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         out
     }
 
+    #[inline(always)]
+    fn load_sums(self, x: &[i32; 16]) -> Self::Sums {
+        avx2!([_mm256_loadu_si256(x.as_ptr().cast()), _mm256_loadu_si256(x.as_ptr().add(8).cast())])
+    }
     #[inline(always)]
     fn zero_sums(self) -> Self::Sums {
         avx2!([_mm256_setzero_si256(); 2])

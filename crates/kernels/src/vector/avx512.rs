@@ -1,22 +1,23 @@
 //! The virtual vector on AVX-512 F, BW, DQ and VL: one 512-bit register; with VNNI, and VBMI with GFNI, where the
-//! processor has them.
+//! processor has them, and AMX.
 //!
 //! Reductions leave 512 bits in their first step and go on with the AVX2 code, so that there is one tree.
 
 use std::arch::x86_64::*;
 
 use super::Simd;
+use super::amx::Tiles;
 use super::avx2::{self, UNPACKING, avx2, four_bytes};
-use crate::level::{Vectorized, run_avx512, run_avx512_vbmi, run_avx512_vnni};
+use crate::level::{Vectorized, run_amx, run_avx512, run_avx512_vbmi, run_avx512_vnni};
 
 /// The token of this instruction set.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512<const VNNI: bool, const VBMI: bool>(());
+pub(crate) struct Avx512<const VNNI: bool, const VBMI: bool, const AMX: bool = false>(());
 
-impl<const VNNI: bool, const VBMI: bool> Avx512<VNNI, VBMI> {
+impl<const VNNI: bool, const VBMI: bool, const AMX: bool> Avx512<VNNI, VBMI, AMX> {
     /// # Safety
     /// The processor has AVX-512 F, BW, DQ and VL, everything that `Avx2` needs, with `VNNI` that,
-    /// and with `VBMI` that and GFNI.
+    /// with `VBMI` that and GFNI, and with `AMX` that as well.
     #[inline(always)]
     pub unsafe fn new_unchecked() -> Self {
         Avx512(())
@@ -140,24 +141,32 @@ fn power(n: __m512i) -> __m512 {
     avx2!(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(n, _mm512_set1_epi32(127)))))
 }
 
-impl<const VNNI: bool, const VBMI: bool> Simd for Avx512<VNNI, VBMI> {
+impl<const VNNI: bool, const VBMI: bool, const AMX: bool> Simd for Avx512<VNNI, VBMI, AMX> {
     type F = __m512;
     type H = __m256;
     type Bytes = __m512i;
     type Quads = __m512i;
     type Sums = __m512i;
+    type Matrix = Tiles;
 
     const CODE_OFFSET: i32 = if VNNI { 0 } else { 128 };
     const ROOMY: bool = true;
 
     fn outline<W: Vectorized>(self, work: W) {
         avx2! {
-            match (VNNI, VBMI) {
-                (false, _) => run_avx512(work),
-                (true, false) => run_avx512_vnni(work),
-                (true, true) => run_avx512_vbmi(work),
+            match (VNNI, VBMI, AMX) {
+                (false, ..) => run_avx512(work),
+                (true, false, _) => run_avx512_vnni(work),
+                (true, true, false) => run_avx512_vbmi(work),
+                (true, true, true) => run_amx(work),
             }
         }
+    }
+
+    #[inline(always)]
+    fn matrix_unit(self, block: usize) -> Option<Tiles> {
+        // SAFETY: with `AMX` there is that.
+        AMX.then(|| unsafe { Tiles::new(block) })
     }
 
     #[inline(always)]
@@ -456,6 +465,10 @@ impl<const VNNI: bool, const VBMI: bool> Simd for Avx512<VNNI, VBMI> {
         }
     }
 
+    #[inline(always)]
+    fn load_sums(self, x: &[i32; 16]) -> Self::Sums {
+        avx2!(_mm512_loadu_si512(x.as_ptr().cast()))
+    }
     #[inline(always)]
     fn zero_sums(self) -> Self::Sums {
         avx2!(_mm512_setzero_si512())

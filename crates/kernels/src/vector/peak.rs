@@ -70,7 +70,7 @@ pub(crate) fn plain_floats(rounds: usize) -> u64 {
 }
 
 #[cfg(test)]
-impl Peak for super::portable::Portable {
+impl<const MATRIX: bool> Peak for super::portable::Portable<MATRIX> {
     fn multiply_bytes(self, rounds: usize) -> u64 {
         plain_bytes(rounds)
     }
@@ -90,6 +90,7 @@ mod x86 {
     use std::hint::black_box;
 
     use super::{Peak, ReadBlock, fetch_ahead};
+    use crate::vector::amx;
     use crate::vector::avx2::{Avx2, avx2};
     use crate::vector::avx512::Avx512;
 
@@ -155,10 +156,14 @@ mod x86 {
         }
     }
 
-    impl<const VNNI: bool, const VBMI: bool> Peak for Avx512<VNNI, VBMI> {
-        /// VPDPBUSD, or without VNNI what AVX2 does.
+    impl<const VNNI: bool, const VBMI: bool, const AMX: bool> Peak for Avx512<VNNI, VBMI, AMX> {
+        /// TDPBSUD, or without AMX VPDPBUSD, or without VNNI what AVX2 does.
         #[inline(always)]
         fn multiply_bytes(self, rounds: usize) -> u64 {
+            if AMX {
+                // SAFETY: there is AMX.
+                return unsafe { amx::multiply_bytes(rounds) };
+            }
             let codes = black_box(avx2!([_mm512_set1_epi8(3), _mm512_set1_epi8(5)]));
             let ones = avx2!(_mm512_set1_epi16(1));
             let mut sums: [__m512i; CHAINS] = black_box(avx2!([_mm512_set1_epi32(1); CHAINS]));

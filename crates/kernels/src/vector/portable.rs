@@ -2,12 +2,29 @@
 
 use half::{bf16, f16};
 
-use super::Simd;
+use super::{MatrixUnit, Products, Simd};
 use crate::level::Vectorized;
+use crate::simd::tile::Unit;
 
 /// The token; every machine has it.
 #[derive(Clone, Copy)]
-pub(crate) struct Portable;
+pub(crate) struct Portable<const MATRIX: bool>;
+
+/// A matrix unit for blocks of so many columns.
+pub(crate) struct PlainUnit(usize);
+
+impl MatrixUnit for PlainUnit {
+    fn products<const TOKENS: usize>(&self, codes: &[i8], units: &[Unit], sums: &mut Products) {
+        for (codes, sums) in codes.chunks_exact(self.0).zip(sums).take(TOKENS) {
+            sums.0 = [0; 16];
+            for (x, unit) in codes.as_chunks::<4>().0.iter().zip(units) {
+                for (sum, codes) in sums.0.iter_mut().zip(unit.0.as_chunks::<4>().0) {
+                    *sum += codes.iter().zip(x).map(|(q, x)| i32::from(*q) * i32::from(*x)).sum::<i32>();
+                }
+            }
+        }
+    }
+}
 
 fn zip(a: [f32; 16], b: [f32; 16], f: impl Fn(f32, f32) -> f32) -> [f32; 16] {
     std::array::from_fn(|i| f(a[i], b[i]))
@@ -17,15 +34,20 @@ fn halve<const N: usize, const M: usize>(v: [f32; N]) -> [f32; M] {
     std::array::from_fn(|i| v[i] + v[i + M])
 }
 
-impl Simd for Portable {
+impl<const MATRIX: bool> Simd for Portable<MATRIX> {
     type F = [f32; 16];
     type H = [f32; 8];
     type Bytes = [u8; 64];
     type Quads = [i32; 16];
     type Sums = [i32; 16];
+    type Matrix = PlainUnit;
 
     const CODE_OFFSET: i32 = 0;
     const ROOMY: bool = true;
+
+    fn matrix_unit(self, block: usize) -> Option<PlainUnit> {
+        MATRIX.then_some(PlainUnit(block))
+    }
 
     fn outline<W: Vectorized>(self, work: W) {
         work.vectorized(self);
@@ -198,6 +220,9 @@ impl Simd for Portable {
         std::array::from_fn(|quad| std::array::from_fn(|row| rows[row / 4][4 * quad + row % 4]))
     }
 
+    fn load_sums(self, x: &[i32; 16]) -> [i32; 16] {
+        *x
+    }
     fn zero_sums(self) -> [i32; 16] {
         [0; 16]
     }

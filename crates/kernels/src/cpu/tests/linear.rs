@@ -261,6 +261,7 @@ fn dequantized_activations(x: &[f32], block: usize) -> Vec<f64> {
     quantize(Quantize {
         x,
         block,
+        stride: 1,
         codes: &mut codes,
         sums: &mut sums,
         scales: &mut scales,
@@ -318,6 +319,7 @@ fn codes(x: &[f32], block: usize) -> (Vec<i8>, Vec<i32>, Vec<f32>, Vec<f32>) {
         let job = Quantize {
             x,
             block,
+            stride: 1,
             codes: &mut codes,
             sums: &mut sums,
             scales: &mut scales,
