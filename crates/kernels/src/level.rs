@@ -1,6 +1,7 @@
 //! Dispatch: one kernel, run by its reference or compiled for the instruction set that was detected.
 
 use crate::Isa;
+use crate::simd::affine;
 use crate::vector::Simd;
 #[cfg(target_arch = "x86_64")]
 use crate::vector::{amx, avx2::Avx2, avx512::Avx512};
@@ -80,14 +81,20 @@ impl Level {
         levels
     }
 
-    /// Whether linear layers of many tokens run on a matrix unit.
-    pub fn has_matrix_unit(self) -> bool {
+    /// How many of `tokens` tokens lie together for the quantised layers, see [`affine::party`].
+    pub fn party(self, tokens: usize) -> usize {
         match self.0 {
+            Kind::Reference => 1,
             #[cfg(test)]
-            Kind::PortableMatrix => true,
+            Kind::Portable => affine::party(tokens, true, false),
+            #[cfg(test)]
+            Kind::PortableMatrix => affine::party(tokens, true, true),
             #[cfg(target_arch = "x86_64")]
-            Kind::Amx => true,
-            _ => false,
+            Kind::Avx2 | Kind::Avx2Vnni => affine::party(tokens, false, false),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 | Kind::Avx512Vnni | Kind::Avx512Vbmi => affine::party(tokens, true, false),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Amx => affine::party(tokens, true, true),
         }
     }
 

@@ -7,10 +7,10 @@ use basert_quant::ggml::super_group;
 use crate::reference::attention::{SEGMENT, STATE_HEADER, TILE};
 use crate::reference::delta::DeltaShape;
 use crate::scratch::{Line, LocalSizes};
-use crate::simd::affine::BLOCK;
+use crate::simd::affine::{BLOCK, party};
 use crate::simd::rows;
 use crate::simd::tile::UNITS;
-use crate::vector::{LANES, PARTY};
+use crate::vector::LANES;
 
 /// Query rows that walk the cache together, so that a tile of it is read from memory once for all of them.
 pub(crate) const ROWS: usize = 16;
@@ -182,9 +182,12 @@ pub(crate) fn code_lines(tokens: usize, cols: usize) -> usize {
     (with_parties(tokens) * cols).div_ceil(BLOCK)
 }
 
-/// Tokens, with those that are missing from the last party if they go by party anywhere.
+/// Room for the activations of up to so many tokens, with those that are missing from the last party of any instruction
+/// set.
 pub(crate) fn with_parties(tokens: usize) -> usize {
-    if tokens > rows::TOKENS { tokens.next_multiple_of(PARTY) } else { tokens }
+    let sets = [(false, false), (true, false), (true, true)];
+    let room = sets.map(|(roomy, matrix_unit)| tokens.next_multiple_of(party(tokens, roomy, matrix_unit)));
+    room.into_iter().max().unwrap_or(tokens)
 }
 
 /// Registers of one token's codes in the order for 4-bit weights.

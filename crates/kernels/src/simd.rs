@@ -15,8 +15,9 @@ mod elementwise;
 mod float;
 mod kv;
 mod math;
+mod matrix_unit;
 mod norm;
-mod parties;
+
 mod quantize;
 pub(crate) mod rows;
 mod scales;

@@ -5,14 +5,13 @@ use crate::matrix::{Coding, Matrix, Weights};
 use crate::needs::{
     BLOCKS, ScratchNeeds, code_lines, nibble_registers, passes, plain_registers, set_index, with_parties,
 };
-use crate::reference::affine::{Activations, AffineLinear, Order, Packed};
+use crate::reference::affine::{Activations, AffineLinear, Packed};
 use crate::reference::float::{FloatLinear, decode_row};
 use crate::reference::quantize::Quantize;
 use crate::scratch::{Line, grown, reserve, with_local};
 use crate::shared::SharedMut;
 use crate::simd::affine::{BLOCK, TILE_ROWS};
 use crate::simd::rows;
-use crate::vector::PARTY;
 
 /// Jobs whose outputs are shared out in one dispatch.
 const MAX_JOBS: usize = 8;
@@ -38,7 +37,8 @@ pub struct Scratch {
 /// Activations in blocks of one width, see [`Activations`].
 #[derive(Debug, Default)]
 struct ActivationSet {
-    order: Order,
+    /// Tokens that lie together.
+    party: usize,
     codes: Vec<Line<[i8; 64]>>,
     sums: Vec<i32>,
     scales: Vec<f32>,
@@ -139,7 +139,7 @@ impl Cpu {
         for ((set, need), block) in scratch.sets.iter_mut().zip(needs).zip(BLOCKS) {
             if need.any {
                 self.quantize_set(set, x, cols, block);
-                if x.len() <= rows::TOKENS * cols {
+                if set.party == 1 && x.len() <= rows::TOKENS * cols {
                     set.pack(x.len() / cols, cols, block, need);
                 }
             }
@@ -148,9 +148,8 @@ impl Cpu {
 
     fn quantize_set(&self, set: &mut ActivationSet, x: &[f32], cols: usize, block: usize) {
         let (tokens, blocks) = (x.len() / cols, cols / block);
-        let by_party = tokens > rows::TOKENS && self.level.has_matrix_unit();
-        set.order = if by_party { Order::Parties } else { Order::Tokens };
-        let party = if by_party { PARTY } else { 1 };
+        let party = self.level.party(tokens);
+        set.party = party;
         let parties = tokens.div_ceil(party);
         let (codes, numbers) = (parties * party * cols, parties * party * blocks);
         let lines = grown(&mut set.codes, codes.div_ceil(64), Line([0; 64]));
@@ -225,16 +224,13 @@ impl ActivationSet {
     }
 
     fn view(&self, tokens: usize, cols: usize, block: usize) -> Activations<'_> {
-        let all = match self.order {
-            Order::Tokens => tokens,
-            Order::Parties => tokens.next_multiple_of(PARTY),
-        };
+        let all = tokens.next_multiple_of(self.party);
         let blocks = all * cols / block;
         Activations {
             tokens,
             cols,
             block,
-            order: self.order,
+            party: self.party,
             codes: &Line::flattened(&self.codes)[..all * cols],
             packed: Packed {
                 nibble: self.nibble.get(..tokens * nibble_registers(cols, block)).unwrap_or_default(),

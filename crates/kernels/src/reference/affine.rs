@@ -14,25 +14,15 @@ pub(crate) struct Activations<'a> {
     pub cols: usize,
     /// Columns per block.
     pub block: usize,
-    /// Of codes, scales and weighted sums; what stands beside them holds for [`Order::Tokens`].
-    pub order: Order,
-    pub codes: &'a [i8], // [tokens, cols]
+    /// Tokens that lie together, block by block; 1 if they lie one behind the other. What stands for tokens that are
+    /// missing from the last party is unspecified.
+    pub party: usize,
+    pub codes: &'a [i8], // [parties, cols / block, party, block]
     /// In the orders that the row kernels want; unspecified where no matrix of the call needs them, or with many tokens.
     pub packed: Packed<'a>,
-    pub sums: &'a [i32],     // [tokens, cols / block]
-    pub scales: &'a [f32],   // [tokens, cols / block]
-    pub weighted: &'a [f32], // [tokens, cols / block]
-}
-
-/// How activations lie in memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// A token's after another's.
-    #[default]
-    Tokens,
-    /// For a matrix unit: sixteen tokens together, block by block: `[parties, cols / block, 16, block]`, and 1 for `block` of
-    /// numbers. What stands for tokens that are missing from the last party is unspecified.
-    Parties,
+    pub sums: &'a [i32],     // [parties, cols / block, party]
+    pub scales: &'a [f32],   // [parties, cols / block, party]
+    pub weighted: &'a [f32], // [parties, cols / block, party]
 }
 
 /// Codes as the row kernels read them, padded with zeros to whole registers.
@@ -59,6 +49,7 @@ pub(crate) struct AffineLinear<'a> {
 /// `acc = fma(f32(Σ q·code)·sx, s, acc)`, then `acc = fma(xs, b, acc)`.
 pub(crate) fn affine_linear(mut a: AffineLinear<'_>) {
     let (w, x) = (a.weights, a.x);
+    debug_assert_eq!(x.party, 1);
     let blocks = w.cols / x.block;
     let blocks_per_group = w.group / x.block;
     let codes = grown(&mut a.local.bytes, w.cols, 0);

@@ -5,14 +5,14 @@
 
 use super::rows::{self, by_rows};
 use super::scales::{Rows, decode_from};
-use super::tile::by_tiles;
+use super::tile::{few_tokens, many_tokens};
 use crate::level::Vectorized;
 use crate::matrix::Quantized;
 use crate::needs::TILES;
 use crate::reference::affine::AffineLinear;
 use crate::scratch::{Line, Local, grown};
 use crate::shared::ColumnBlock;
-use crate::vector::{Simd, padded};
+use crate::vector::{PARTY, Simd, padded};
 
 /// Bytes of a row's codes that are taken at a time.
 pub(crate) const BLOCK: usize = 64;
@@ -23,13 +23,31 @@ pub(crate) const TILE_ROWS: usize = 16;
 /// Bytes of a row ahead of the current ones that are fetched.
 pub(crate) const AHEAD: usize = 8 * BLOCK;
 
+/// How many tokens' activations lie together where so many are multiplied: what one call of the innermost loop takes.
+/// Alone are those of the row kernels.
+pub(crate) fn party(tokens: usize, roomy: bool, matrix_unit: bool) -> usize {
+    match tokens {
+        1 => 1,
+        ..=rows::TOKENS if roomy => 1,
+        _ if matrix_unit => PARTY,
+        ..=8 if roomy => 8,
+        _ if roomy => 6,
+        3..=4 => 4,
+        _ => 2,
+    }
+}
+
 /// See [`AffineLinear`].
 #[inline(always)]
 pub(crate) fn affine_linear<S: Simd>(s: S, a: AffineLinear<'_>) {
-    match (a.x.tokens, S::ROOMY) {
-        (1, _) | (..=rows::TOKENS, true) => by_rows(s, a),
-        (_, true) => by_tiles::<S, TILES>(s, a),
-        (_, false) => by_tiles::<S, 1>(s, a),
+    match (a.x.party, S::ROOMY) {
+        (1, _) => by_rows(s, a),
+        (PARTY, true) => many_tokens::<S, TILES, PARTY>(s, a),
+        (8, true) => few_tokens::<S, TILES, 8>(s, a),
+        (_, true) => many_tokens::<S, TILES, 6>(s, a),
+        (4, false) => few_tokens::<S, 1, 4>(s, a),
+        (_, false) if a.x.tokens <= 2 => few_tokens::<S, 1, 2>(s, a),
+        (_, false) => many_tokens::<S, 1, 2>(s, a),
     }
 }
 

@@ -11,11 +11,11 @@ use std::ops::Range;
 use basert_quant::ggml::{GgmlType, SUPER};
 
 use super::affine::{BLOCK, Span, TILE_ROWS, Tile, TileScratch};
-use super::parties::Multiplier;
+use super::matrix_unit::Multiplier;
 use super::supers;
 use crate::level::Vectorized;
 use crate::matrix::{Coding, FP4_CODES, Quantized};
-use crate::reference::affine::{Activations, AffineLinear, Order};
+use crate::reference::affine::{Activations, AffineLinear};
 use crate::scratch::{Line, grown};
 use crate::shared::ColumnBlock;
 use crate::vector::Simd;
@@ -38,41 +38,23 @@ pub(crate) type Unit = Line<[u8; UNIT * TILE_ROWS]>;
 /// One output of all rows of a tile.
 pub(super) type Sums = Line<[f32; TILE_ROWS]>;
 
-const ZERO: Sums = Line([0.0; TILE_ROWS]);
+static ZERO: Sums = Line([0.0; TILE_ROWS]);
 
-/// See [`AffineLinear`]: `TILES` tiles side by side.
+/// A party of up to `P` tokens, whose accumulators stay while the columns pass.
 #[inline(always)]
-pub(crate) fn by_tiles<S: Simd, const TILES: usize>(s: S, a: AffineLinear<'_>) {
-    if S::ROOMY {
-        return match a.x.tokens {
-            _ if a.x.order == Order::Parties => many_tokens::<S, TILES>(s, a),
-            ..=8 => few_tokens::<S, TILES, 8>(s, a),
-            _ => many_tokens::<S, TILES>(s, a),
-        };
-    }
-    match a.x.tokens {
-        ..=2 => few_tokens::<S, TILES, 2>(s, a),
-        3..=4 => few_tokens::<S, TILES, 4>(s, a),
-        _ => many_tokens::<S, TILES>(s, a),
-    }
-}
-
-/// Up to `TOKENS` tokens, whose accumulators stay while the columns pass.
-#[inline(always)]
-fn few_tokens<S: Simd, const TILES: usize, const TOKENS: usize>(s: S, mut a: AffineLinear<'_>) {
+pub(super) fn few_tokens<S: Simd, const TILES: usize, const P: usize>(s: S, mut a: AffineLinear<'_>) {
     let (w, x, rows) = (a.weights, a.x, a.out.width());
-    let tokens: [TokenRow; TOKENS] = std::array::from_fn(|t| TokenRow::new(&x, x.cols / x.block, t));
     let mut scratch: [TileScratch<'_>; TILES] = TileScratch::new(&w, a.local);
     let mut units = [[Line([0; UNIT * TILE_ROWS]); STEP / UNIT]; TILES];
     for first in (0..rows).step_by(TILES * TILE_ROWS) {
         let mut tiles = side_by_side(&mut scratch, &a.weights, a.first_row, first..rows);
-        let mut acc = [[s.splat(0.0); TOKENS]; TILES];
+        let mut acc = [[s.splat(0.0); P]; TILES];
         for start in (0..x.cols).step_by(STEP) {
             let columns = start..x.cols.min(start + STEP);
             let units_mut = units.each_mut().map(|units| &mut units[..]);
             s.outline(Unpack { tiles: &mut tiles, columns: &columns, units: units_mut });
-            let units = units.each_ref().map(|units| units.as_chunks().0.as_chunks().0);
-            acc = Chunk::new(&tiles, units, &x, &columns).add(s, &tokens, acc);
+            let units = units.each_ref().map(|units| &units[..]);
+            acc = Chunk::<TILES, P>::new(&tiles, units, &x, &columns).add(s, 0, acc);
         }
         for (tile, acc) in tiles.iter().zip(acc) {
             for (token, acc) in acc.into_iter().enumerate().take(x.tokens) {
@@ -82,13 +64,13 @@ fn few_tokens<S: Simd, const TILES: usize, const TOKENS: usize>(s: S, mut a: Aff
     }
 }
 
-/// Any number of tokens: all of them pass a chunk of columns before the next one is unpacked.
+/// Any number of tokens, in parties of `P`: all of them pass a chunk of columns before the next one is unpacked.
 #[inline(always)]
-fn many_tokens<S: Simd, const TILES: usize>(s: S, mut a: AffineLinear<'_>) {
+pub(super) fn many_tokens<S: Simd, const TILES: usize, const P: usize>(s: S, mut a: AffineLinear<'_>) {
     let (w, x, rows) = (a.weights, a.x, a.out.width());
     let (mut units, mut sums) = (std::mem::take(&mut a.local.tile), std::mem::take(&mut a.local.sums));
     let (chunks, _) = grown(&mut units, TILES * UNITS, Line([0; UNIT * TILE_ROWS])).as_chunks_mut::<UNITS>();
-    let (acc, _) = grown(&mut sums, TILES * x.tokens, ZERO).as_chunks_mut::<TILES>();
+    let (acc, _) = grown(&mut sums, TILES * x.tokens, Line([0.0; TILE_ROWS])).as_chunks_mut::<TILES>();
     let mut scratch: [TileScratch<'_>; TILES] = TileScratch::new(&w, a.local);
     let mut multiplier = s.matrix_unit(x.block).map(Multiplier::new);
     for first in (0..rows).step_by(TILES * TILE_ROWS) {
@@ -98,11 +80,14 @@ fn many_tokens<S: Simd, const TILES: usize>(s: S, mut a: AffineLinear<'_>) {
             let mut each = chunks.iter_mut();
             let units = std::array::from_fn(|_| each.next().map_or(&mut [][..], |c| c));
             s.outline(Unpack { tiles: &mut tiles, columns: &columns, units });
-            let units = std::array::from_fn(|t| chunks[t].as_chunks().0.as_chunks().0);
-            let chunk = Chunk::new(&tiles, units, &x, &columns);
-            match &mut multiplier {
-                Some(multiplier) => chunk.add_parties(s, multiplier, acc, &mut a.out),
-                None => chunk.add_all(s, acc, &mut a.out),
+            let units = std::array::from_fn(|t| &chunks[t][..]);
+            let chunk = Chunk::<TILES, P>::new(&tiles, units, &x, &columns);
+            for (party, acc) in acc.chunks_mut(P).enumerate() {
+                match &mut multiplier {
+                    Some(multiplier) => chunk.multiply_party(s, multiplier, party, acc, &mut a.out),
+                    None if acc.len() <= 2 => chunk.add_party::<S, 2>(s, party, acc, &mut a.out),
+                    None => chunk.add_party::<S, P>(s, party, acc, &mut a.out),
+                }
             }
         }
     }
@@ -123,41 +108,34 @@ fn side_by_side<'a, const TILES: usize>(
         .map(|scratch| scratch.tile(*w, first_row, Span::new(starts.next().unwrap_or(rows.end), rows.end)))
 }
 
-/// A token, and the first of its activation blocks.
-#[derive(Clone, Copy, Default)]
-struct TokenRow {
-    token: usize,
-    block: usize,
-}
-
-impl TokenRow {
-    /// Rows have `per_row` blocks. Behind the last token it is computed again.
-    #[inline(always)]
-    fn new(x: &Activations<'_>, per_row: usize, token: usize) -> TokenRow {
-        let token = token.min(x.tokens - 1);
-        TokenRow { token, block: token * per_row }
-    }
-}
-
-/// A chunk of columns of some tiles.
-pub(super) struct Chunk<'a, const TILES: usize> {
+/// A chunk of columns of some tiles, for tokens in parties of `P`.
+pub(super) struct Chunk<'a, const TILES: usize, const P: usize> {
     pub tiles: &'a [Tile<'a>; TILES],
-    pub units: [&'a [[[Unit; 2]; 2]]; TILES],
+    pub units: [&'a [Unit]; TILES],
     pub x: &'a Activations<'a>,
     /// The columns in activation blocks, of which there are `per_group` in a group.
     pub blocks: Range<usize>,
     pub per_group: usize,
-    pub per_row: usize,
+    per_row: usize,
 }
 
-impl<'a, const TILES: usize> Chunk<'a, TILES> {
+/// A party's activations in the columns of a chunk; `STEPS` times sixteen of them are a block.
+struct Party<'a, const P: usize, const STEPS: usize> {
+    codes: &'a [[[[[[i8; UNIT]; 2]; 2]; STEPS]; P]], // [blocks]
+    sums: &'a [[i32; P]],
+    scales: &'a [[f32; P]],
+    weighted: &'a [[f32; P]],
+}
+
+impl<'a, const TILES: usize, const P: usize> Chunk<'a, TILES, P> {
     #[inline(always)]
     fn new(
         tiles: &'a [Tile<'a>; TILES],
-        units: [&'a [[[Unit; 2]; 2]]; TILES],
+        units: [&'a [Unit]; TILES],
         x: &'a Activations<'a>,
         columns: &Range<usize>,
     ) -> Self {
+        debug_assert_eq!(x.party, P);
         let blocks = columns.start / x.block..columns.end / x.block;
         Chunk { tiles, units, x, blocks, per_group: tiles[0].w.group / x.block, per_row: x.cols / x.block }
     }
@@ -174,151 +152,172 @@ impl<'a, const TILES: usize> Chunk<'a, TILES> {
         self.blocks.end == self.per_row
     }
 
-    /// Adds the chunk's products to the sums of all tokens: as many side by side as there are registers for, and the
-    /// rest in smaller parties. Behind the last columns the sums are the outputs.
+    /// The chunk's blocks of a party among those of all parties.
     #[inline(always)]
-    fn add_all<S: Simd>(&self, s: S, sums: &mut [[Sums; TILES]], out: &mut ColumnBlock<'_, f32>) {
-        let mut token = 0;
-        while token < sums.len() {
-            token += match sums.len() - token {
-                left if !S::ROOMY || left <= 2 => self.add_party::<S, 2>(s, token, sums, out),
-                3 | 4 | 7 | 8 => self.add_party::<S, 4>(s, token, sums, out),
-                _ => self.add_party::<S, 6>(s, token, sums, out),
-            };
-        }
+    pub fn blocks_of(&self, party: usize) -> Range<usize> {
+        let first = party * self.per_row;
+        first + self.blocks.start..first + self.blocks.end
     }
 
-    /// Adds the chunk's products to the sums of `TOKENS` tokens; returns how many that are.
+    /// The group of the chunk's block `i`.
+    #[inline(always)]
+    pub fn group(&self, i: usize) -> usize {
+        let block = self.blocks.start + i;
+        if self.per_group == 1 { block } else { block / self.per_group }
+    }
+
+    /// Adds the chunk's products to the sums of up to `TOKENS` tokens of a party. Behind the last columns the sums are the
+    /// outputs.
     #[inline(always)]
     fn add_party<S: Simd, const TOKENS: usize>(
         &self,
         s: S,
-        first: usize,
+        party: usize,
         sums: &mut [[Sums; TILES]],
         out: &mut ColumnBlock<'_, f32>,
-    ) -> usize {
-        let (begins, ends) = (self.begins(), self.ends());
-        let per_row = self.per_row;
-        let mut tokens = [TokenRow::default(); TOKENS];
+    ) {
+        let (begins, ends, last) = (self.begins(), self.ends(), sums.len() - 1);
         let mut acc = [[s.splat(0.0); TOKENS]; TILES];
         for t in 0..TOKENS {
-            tokens[t] = TokenRow::new(self.x, per_row, first + t);
             for r in 0..TILES {
                 if !begins {
-                    acc[r][t] = s.load(&sums[tokens[t].token][r].0);
+                    acc[r][t] = s.load(&sums[t.min(last)][r].0);
                 }
                 if ends {
-                    self.tiles[r].span.fetch(out, tokens[t].token);
+                    self.tiles[r].span.fetch(out, party * P + t.min(last));
                 }
             }
         }
-        for t in first + TOKENS..(first + 2 * TOKENS).min(self.x.tokens) {
-            self.fetch(t, &sums[t]);
-        }
-        acc = self.add(s, &tokens, acc);
-        for t in 0..TOKENS {
+        self.fetch(party + 1, sums.as_ptr_range().end);
+        acc = self.add(s, party, acc);
+        for t in 0..TOKENS.min(last + 1) {
             for r in 0..TILES {
                 match ends {
-                    true => self.tiles[r].span.store(s, out, tokens[t].token, acc[r][t]),
-                    false => s.store(acc[r][t], &mut sums[tokens[t].token][r].0),
+                    true => self.tiles[r].span.store(s, out, party * P + t, acc[r][t]),
+                    false => s.store(acc[r][t], &mut sums[t][r].0),
                 }
             }
         }
-        TOKENS
     }
 
-    /// Asks for what the chunk's products with a token need first.
+    /// Asks for what the chunk's products with a party need first.
     #[inline(always)]
-    fn fetch(&self, token: usize, sums: &[Sums; TILES]) {
-        let (block, x) = (token * self.per_row + self.blocks.start, self.x);
-        super::prefetch(x.codes.as_ptr().wrapping_add(block * x.block).cast());
-        super::prefetch(x.codes.as_ptr().wrapping_add((block + 1) * x.block).cast());
-        super::prefetch(x.scales.as_ptr().wrapping_add(block).cast());
-        super::prefetch(x.weighted.as_ptr().wrapping_add(block).cast());
-        for sums in sums {
-            super::prefetch(sums.0.as_ptr().cast());
+    fn fetch(&self, party: usize, sums: *const [Sums; TILES]) {
+        let (x, first) = (self.x, self.blocks_of(party).start * P);
+        for byte in (0..P * x.block).step_by(BLOCK) {
+            super::prefetch(x.codes.as_ptr().wrapping_add(first * x.block + byte).cast());
+        }
+        super::prefetch(x.scales.as_ptr().wrapping_add(first).cast());
+        super::prefetch(x.weighted.as_ptr().wrapping_add(first).cast());
+        for line in 0..P * TILES {
+            super::prefetch(sums.cast::<Sums>().wrapping_add(line).cast());
         }
     }
 
-    /// The accumulators plus the chunk's products. Where nothing has to be subtracted from wide codes, all codes are
-    /// multiplied alike.
+    /// The accumulators of some tokens of a party plus the chunk's products. Where nothing has to be subtracted from wide
+    /// codes, all codes are multiplied alike.
     #[inline(always)]
     fn add<S: Simd, const TOKENS: usize>(
         &self,
         s: S,
-        tokens: &[TokenRow; TOKENS],
+        party: usize,
         acc: [[S::F; TOKENS]; TILES],
     ) -> [[S::F; TOKENS]; TILES] {
-        match S::CODE_OFFSET == 0 || self.tiles[0].w.is_wide() {
-            true => self.add_codes::<S, TOKENS, true>(s, tokens, acc),
-            false => self.add_codes::<S, TOKENS, false>(s, tokens, acc),
+        let alike = S::CODE_OFFSET == 0 || self.tiles[0].w.is_wide();
+        match (self.x.block / (4 * UNIT), alike) {
+            (1, true) => self.add_codes::<S, TOKENS, 1, true>(s, party, acc),
+            (1, false) => self.add_codes::<S, TOKENS, 1, false>(s, party, acc),
+            (2, true) => self.add_codes::<S, TOKENS, 2, true>(s, party, acc),
+            (2, false) => self.add_codes::<S, TOKENS, 2, false>(s, party, acc),
+            (_, true) => self.add_codes::<S, TOKENS, 4, true>(s, party, acc),
+            (_, false) => self.add_codes::<S, TOKENS, 4, false>(s, party, acc),
+        }
+    }
+
+    #[inline(always)]
+    fn party<const STEPS: usize>(&self, party: usize) -> Party<'a, P, STEPS> {
+        let (x, blocks) = (self.x, self.blocks_of(party));
+        let steps = x.codes.as_chunks().0.as_chunks().0.as_chunks().0;
+        Party {
+            codes: &steps.as_chunks().0.as_chunks().0[blocks.clone()],
+            sums: &x.sums.as_chunks().0[blocks.clone()],
+            scales: &x.scales.as_chunks().0[blocks.clone()],
+            weighted: &x.weighted.as_chunks().0[blocks],
         }
     }
 
     /// See [`Chunk::add`]; `WIDE` are codes of any size, else they are below 64.
     #[inline(always)]
-    fn add_codes<S: Simd, const TOKENS: usize, const WIDE: bool>(
+    fn add_codes<S: Simd, const TOKENS: usize, const STEPS: usize, const WIDE: bool>(
         &self,
         s: S,
-        tokens: &[TokenRow; TOKENS],
+        party: usize,
         mut acc: [[S::F; TOKENS]; TILES],
     ) -> [[S::F; TOKENS]; TILES] {
-        for index in self.blocks.clone() {
-            let sums = self.products::<S, TOKENS, WIDE>(s, index, tokens);
-            let group = if self.per_group == 1 { index } else { index / self.per_group };
+        let x = self.party::<STEPS>(party);
+        let mut units = [&[][..]; TILES];
+        for r in 0..TILES {
+            units[r] = &self.units[r].as_chunks().0.as_chunks().0.as_chunks().0[..x.codes.len()];
+        }
+        for (i, codes) in x.codes.iter().enumerate() {
+            let mut blocks = [&units[0][i]; TILES];
+            for r in 1..TILES {
+                blocks[r] = &units[r][i];
+            }
+            // Found before there are products: behind a branch they would be formed one tile after the other.
+            let group = self.group(i);
+            let mut factors = [[&ZERO; 2]; TILES];
             for r in 0..TILES {
-                let tile = &self.tiles[r];
-                let (scale, bias) = (s.load(&tile.scales[group].0), s.load(&tile.biases[group].0));
+                factors[r] = [&self.tiles[r].scales[group], &self.tiles[r].biases[group]];
+            }
+            let sums = products::<S, TILES, P, TOKENS, STEPS, WIDE>(s, blocks, codes);
+            for r in 0..TILES {
+                let [scale, bias] = [s.load(&factors[r][0].0), s.load(&factors[r][1].0)];
                 for t in 0..TOKENS {
-                    let (x, at) = (self.x, tokens[t].block + index);
-                    let offset = if WIDE && S::CODE_OFFSET != 0 { S::CODE_OFFSET * x.sums[at] } else { 0 };
-                    let scaled = s.mul(s.sums_to_f32(sums[r][t], offset), s.splat(x.scales[at]));
+                    let offset = if WIDE && S::CODE_OFFSET != 0 { S::CODE_OFFSET * x.sums[i][t] } else { 0 };
+                    let scaled = s.mul(s.sums_to_f32(sums[r][t], offset), s.splat(x.scales[i][t]));
                     acc[r][t] = s.fma(scaled, scale, acc[r][t]);
-                    acc[r][t] = s.fma(s.splat(x.weighted[at]), bias, acc[r][t]);
+                    acc[r][t] = s.fma(s.splat(x.weighted[i][t]), bias, acc[r][t]);
                 }
             }
         }
         acc
     }
+}
 
-    /// Sums of the products of activation block `index`.
-    #[inline(always)]
-    fn products<S: Simd, const TOKENS: usize, const WIDE: bool>(
-        &self,
-        s: S,
-        index: usize,
-        tokens: &[TokenRow; TOKENS],
-    ) -> [[S::Sums; TOKENS]; TILES] {
-        let steps = self.x.block / (4 * UNIT);
-        let mut units = self.units;
-        for r in 0..TILES {
-            units[r] = &units[r][(index - self.blocks.start) * steps..][..steps];
-        }
-        let all = self.x.codes.as_chunks().0.as_chunks().0.as_chunks().0;
-        let mut codes: [&[[[[i8; UNIT]; 2]; 2]]; TOKENS] = [&[]; TOKENS];
-        for t in 0..TOKENS {
-            codes[t] = &all[(tokens[t].block + index) * steps..][..steps];
-        }
-        let mut sums = [[s.zero_sums(); TOKENS]; TILES];
-        for step in 0..steps {
-            for pair in 0..2 {
-                let mut weights = [[s.bytes(&[0; BLOCK]); 2]; TILES];
+/// Sums of the products of a block.
+#[inline(always)]
+fn products<
+    S: Simd,
+    const TILES: usize,
+    const P: usize,
+    const TOKENS: usize,
+    const STEPS: usize,
+    const WIDE: bool,
+>(
+    s: S,
+    units: [&[[[Unit; 2]; 2]; STEPS]; TILES],
+    codes: &[[[[[i8; UNIT]; 2]; 2]; STEPS]; P],
+) -> [[S::Sums; TOKENS]; TILES] {
+    let mut sums = [[s.zero_sums(); TOKENS]; TILES];
+    for step in 0..STEPS {
+        for pair in 0..2 {
+            let mut weights = [[s.bytes(&[0; BLOCK]); 2]; TILES];
+            for r in 0..TILES {
+                let [first, second] = &units[r][step][pair];
+                weights[r] = [s.bytes(&first.0), s.bytes(&second.0)];
+            }
+            for t in 0..TOKENS {
                 for r in 0..TILES {
-                    let [first, second] = &units[r][step][pair];
-                    weights[r] = [s.bytes(&first.0), s.bytes(&second.0)];
-                }
-                for t in 0..TOKENS {
-                    for r in 0..TILES {
-                        sums[r][t] = match WIDE {
-                            true => s.tile_bytes(sums[r][t], weights[r], &codes[t][step][pair]),
-                            false => s.tile_codes(sums[r][t], weights[r], &codes[t][step][pair]),
-                        };
-                    }
+                    sums[r][t] = match WIDE {
+                        true => s.tile_bytes(sums[r][t], weights[r], &codes[t][step][pair]),
+                        false => s.tile_codes(sums[r][t], weights[r], &codes[t][step][pair]),
+                    };
                 }
             }
         }
-        sums
     }
+    sums
 }
 
 /// Unpacks and interleaves some columns of all tiles.

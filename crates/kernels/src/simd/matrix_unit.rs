@@ -4,8 +4,9 @@
 //! chunk's columns pass. A block is given to the unit before the vectors turn to the one in front of it, so that both
 //! work at a time.
 
+use std::ops::Range;
+
 use super::tile::{Chunk, Sums, UNIT};
-use crate::reference::affine::Order;
 use crate::scratch::Line;
 use crate::shared::ColumnBlock;
 use crate::vector::{LANES, MatrixUnit, PARTY, Products, Simd};
@@ -22,41 +23,37 @@ impl<M: MatrixUnit> Multiplier<M> {
     }
 }
 
-impl<const TILES: usize> Chunk<'_, TILES> {
-    /// Adds the chunk's products to the sums of all tokens, party by party. Behind the last columns the sums are the
-    /// outputs.
+impl<const TILES: usize, const P: usize> Chunk<'_, TILES, P> {
+    /// Adds the chunk's products to the sums of a party. Behind the last columns the sums are the outputs.
     #[inline(always)]
-    pub(super) fn add_parties<S: Simd>(
+    pub(super) fn multiply_party<S: Simd>(
         &self,
         s: S,
         multiplier: &mut Multiplier<S::Matrix>,
+        party: usize,
         sums: &mut [[Sums; TILES]],
         out: &mut ColumnBlock<'_, f32>,
     ) {
-        debug_assert_eq!(self.x.order, Order::Parties);
-        for (party, sums) in sums.chunks_mut(PARTY).enumerate() {
-            let tiles = self.tiles.iter().enumerate().filter(|(_, tile)| tile.span.count > 0);
-            for (r, tile) in tiles {
-                let tokens = party * PARTY..party * PARTY + sums.len();
-                if self.ends() {
-                    tokens.clone().for_each(|token| tile.span.fetch(out, token));
-                }
-                match sums.len() {
-                    ..=8 => self.add_party_tile::<S, 8>(s, multiplier, party, r, sums),
-                    _ => self.add_party_tile::<S, PARTY>(s, multiplier, party, r, sums),
-                }
-                if self.ends() {
-                    for (token, sums) in tokens.zip(&*sums) {
-                        tile.span.store(s, out, token, s.load(&sums[r].0));
-                    }
+        for (r, tile) in self.tiles.iter().enumerate().filter(|(_, tile)| tile.span.count > 0) {
+            let tokens = party * P..party * P + sums.len();
+            if self.ends() {
+                tokens.clone().for_each(|token| tile.span.fetch(out, token));
+            }
+            match sums.len() {
+                ..=8 => self.multiply_tile::<S, 8>(s, multiplier, party, r, sums),
+                _ => self.multiply_tile::<S, PARTY>(s, multiplier, party, r, sums),
+            }
+            if self.ends() {
+                for (token, sums) in tokens.zip(&*sums) {
+                    tile.span.store(s, out, token, s.load(&sums[r].0));
                 }
             }
         }
     }
 
-    /// Adds the products of tile `r` to the sums of a party of up to `TOKENS` tokens.
+    /// Adds the products of tile `r` to the sums of up to `TOKENS` tokens of a party.
     #[inline(always)]
-    fn add_party_tile<S: Simd, const TOKENS: usize>(
+    fn multiply_tile<S: Simd, const TOKENS: usize>(
         &self,
         s: S,
         multiplier: &mut Multiplier<S::Matrix>,
@@ -65,11 +62,11 @@ impl<const TILES: usize> Chunk<'_, TILES> {
         sums: &mut [[Sums; TILES]],
     ) {
         let (tile, x, last) = (&self.tiles[r], self.x, sums.len() - 1);
-        let first = (party * self.per_row + self.blocks.start) * PARTY;
-        let (scales, weighted) = (x.scales[first..].as_chunks().0, x.weighted[first..].as_chunks().0);
-        let codes = x.codes[first * x.block..].chunks_exact(PARTY * x.block);
-        let units = self.units[r].as_flattened().as_flattened().chunks_exact(x.block / UNIT);
-        let mut blocks = codes.zip(units).take(self.blocks.len());
+        let Range { start, end } = self.blocks_of(party);
+        let codes = x.codes[start * PARTY * x.block..end * PARTY * x.block].chunks_exact(PARTY * x.block);
+        let scales = &x.scales.as_chunks::<PARTY>().0[start..end];
+        let weighted = &x.weighted.as_chunks::<PARTY>().0[start..end];
+        let mut blocks = codes.zip(self.units[r].chunks_exact(x.block / UNIT));
 
         let mut acc = [s.splat(0.0); TOKENS];
         if !self.begins() {
@@ -82,19 +79,17 @@ impl<const TILES: usize> Chunk<'_, TILES> {
         if let Some((codes, units)) = blocks.next() {
             unit.products::<TOKENS>(codes, units, now);
         }
-        for (i, index) in self.blocks.clone().enumerate() {
+        for (i, (scales, weighted)) in scales.iter().zip(weighted).enumerate() {
             if let Some((codes, units)) = blocks.next() {
                 unit.products::<TOKENS>(codes, units, next);
             }
-            let group = if self.per_group == 1 { index } else { index / self.per_group };
+            let group = self.group(i);
             let factors = (s.load(&tile.scales[group].0), s.load(&tile.biases[group].0));
-            acc = add_scaled(s, acc, now, factors, &scales[i], &weighted[i]);
+            acc = add_scaled(s, acc, now, factors, scales, weighted);
             std::mem::swap(&mut now, &mut next);
         }
-        for t in 0..TOKENS {
-            if t <= last {
-                s.store(acc[t], &mut sums[t][r].0);
-            }
+        for t in 0..TOKENS.min(last + 1) {
+            s.store(acc[t], &mut sums[t][r].0);
         }
     }
 }
