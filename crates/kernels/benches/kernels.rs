@@ -136,8 +136,9 @@ impl Bench {
             ("q8-q4", KvDtype::Q8, KvDtype::Q4),
             ("q4", KvDtype::Q4, KvDtype::Q4),
         ];
-        let (kv_heads, head_dim, heads) = (2, 256, 8);
-        for (depth, tokens) in [(4096, 1), (16384, 1), (4096, 64)] {
+        let (long, dense) = ((2, 256, 8), (8, 128, 16));
+        let cases = [(long, 4096, 1), (long, 16384, 1), (long, 4096, 64), (dense, 512, 512)];
+        for ((kv_heads, head_dim, heads), depth, tokens) in cases {
             for (kind, k_type, v_type) in kinds {
                 let name = format!("attention/{depth}/{tokens}/{kind}");
                 if !self.wants(&name) {

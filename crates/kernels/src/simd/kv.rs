@@ -1,5 +1,7 @@
 //! Cached keys and values: blocks of vectors, and rows on their way in.
 
+use basert_quant::FloatDtype;
+
 use super::element::Element;
 use crate::kv::{BLOCK, KvDtype, Q4_BYTES, Q8_BYTES};
 use crate::reference::kv::{
@@ -15,6 +17,9 @@ pub(crate) trait Cached {
     /// Vectors of a block.
     const VECTORS: usize;
 
+    /// Keys, or vectors of values, that are taken side by side where there are registers: fewer where decoding needs some.
+    const ABREAST: usize = 2;
+
     /// Whole blocks.
     fn blocks(bytes: &[u8]) -> &[Self::Block];
 
@@ -26,6 +31,8 @@ impl<E: Element> Cached for E {
     type Block = E::Chunk;
 
     const VECTORS: usize = 1;
+
+    const ABREAST: usize = if matches!(E::DTYPE, FloatDtype::F32) { 4 } else { 2 };
 
     #[inline(always)]
     fn blocks(bytes: &[u8]) -> &[E::Chunk] {

@@ -119,9 +119,12 @@ pub(super) struct Chunk<'a, const TILES: usize, const P: usize> {
     per_row: usize,
 }
 
+/// The codes of a token's block, as they meet a pair of units.
+type Codes<const STEPS: usize> = [[[[i8; UNIT]; 2]; 2]; STEPS];
+
 /// A party's activations in the columns of a chunk; `STEPS` times sixteen of them are a block.
 struct Party<'a, const P: usize, const STEPS: usize> {
-    codes: &'a [[[[[[i8; UNIT]; 2]; 2]; STEPS]; P]], // [blocks]
+    codes: &'a [[Codes<STEPS>; P]], // [blocks]
     sums: &'a [[i32; P]],
     scales: &'a [[f32; P]],
     weighted: &'a [[f32; P]],
@@ -297,7 +300,7 @@ fn products<
 >(
     s: S,
     units: [&[[[Unit; 2]; 2]; STEPS]; TILES],
-    codes: &[[[[[i8; UNIT]; 2]; 2]; STEPS]; P],
+    codes: &[Codes<STEPS>; P],
 ) -> [[S::Sums; TOKENS]; TILES] {
     let mut sums = [[s.zero_sums(); TOKENS]; TILES];
     for step in 0..STEPS {

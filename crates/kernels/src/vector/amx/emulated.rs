@@ -201,8 +201,8 @@ impl State {
     }
 
     fn shape(&self, tile: usize) -> (usize, usize) {
-        let shape = self.shapes.expect("registers are configured")[tile];
-        assert!(shape.0 > 0, "register {tile} is in use");
+        let shape = self.shapes.map_or((0, 0), |shapes| shapes[tile]);
+        assert!(shape.0 > 0, "register {tile} is configured");
         shape
     }
 
