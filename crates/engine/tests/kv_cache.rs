@@ -175,7 +175,7 @@ fn narrow_caches_give_the_bits_of_the_reference_with_keys_and_values_rounded_the
                 logits(&mut load_with(&file.path, options), ids, &[40, 1])
             };
             let reference = on(Isa::Reference, None);
-            for isa in [Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_available()) {
+            for isa in Isa::ALL.into_iter().skip(1).filter(|isa| isa.is_available()) {
                 for page_tokens in PAGES {
                     let what = format!("{} {kv} {page_tokens:?} on {isa}", model.display());
                     assert_same_bits(&reference, &on(isa, page_tokens), &what);
