@@ -1,6 +1,7 @@
 //! Tokenizers, chat templates and tool calls: against golden files, and over random texts.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
 
+mod bpe;
 mod chat;
 mod common;
 mod gguf;
