@@ -58,7 +58,7 @@ pub fn assemble(header: &str, blob: &[u8]) -> Vec<u8> {
 
 /// A directory with one file in it, which is deleted with the directory.
 pub struct OnDisk {
-    pub dir: TempDir,
+    _dir: TempDir,
     pub path: PathBuf,
 }
 
@@ -66,7 +66,7 @@ pub fn on_disk(bytes: &[u8]) -> OnDisk {
     let dir = tempfile::tempdir().expect("temporary directory");
     let path = dir.path().join("model.base");
     std::fs::write(&path, bytes).expect("written");
-    OnDisk { dir, path }
+    OnDisk { _dir: dir, path }
 }
 
 /// Opens the bytes as a file.
