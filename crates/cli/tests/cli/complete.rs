@@ -274,7 +274,7 @@ fn pinned_threads_are_shown_and_more_than_there_are_cpus_are_refused() {
         command
             .arg("complete")
             .arg(llama())
-            .args(["--prompt-ids", "5,6", "-n", "2", "--json", "-v"])
+            .args(["--prompt-ids", "5,6", "-n", "2", "--temp", "0", "--json", "-v"])
             .args(more);
         Said::from(command.output().unwrap())
     };

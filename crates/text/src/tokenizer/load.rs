@@ -189,7 +189,16 @@ fn added_tokens(list: &Value) -> Result<Vec<(u32, AddedToken)>, TextError> {
         let token = serde_json::from_value(value.clone());
         Ok((id, token.map_err(|source| TextError::Json { what: "added_tokens", source })?))
     };
-    list.as_array().into_iter().flatten().map(entry).collect()
+    let added: Vec<_> = list.as_array().into_iter().flatten().map(entry).collect::<Result<_, _>>()?;
+    let mut by_id: Vec<(u32, &str)> = added.iter().map(|(id, token)| (*id, token.content.as_str())).collect();
+    by_id.sort_by_key(|&(id, _)| id);
+    match by_id.windows(2).find(|pair| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1) {
+        None => Ok(added),
+        Some(pair) => {
+            let ((id, first), (_, second)) = (pair[0], pair[1]);
+            Err(TextError::field("added_tokens", format!("gives `{first}` the id {id}, and `{second}` too")))
+        }
+    }
 }
 
 /// The added tokens with the control tokens switched off.
