@@ -43,6 +43,10 @@ pub struct RunOptions {
     )]
     pub threads: Option<usize>,
 
+    /// Pin every thread to a CPU of its own (Linux); without it the system moves them as it likes
+    #[arg(long, help_heading = ENGINE)]
+    pub pin: bool,
+
     /// Tokens that prompt and answer may take together [default: the model's own limit, if it fits]
     #[arg(
         short, long, value_name = "N", env = "BASERT_CONTEXT", hide_env_values = true,
@@ -110,8 +114,17 @@ impl RunOptions {
     fn resolve_with(&self, kv: KvTypes) -> Outcome<basert_engine::Options> {
         let (isa, threads, context) = (isa()?, self.threads, self.context);
         let page_tokens = self.places.page_tokens();
-        let weights = self.places.weights;
-        Ok(basert_engine::Options { isa, threads, context, kv, page_tokens, weights, ..Default::default() })
+        let (pin, weights) = (self.pin, self.places.weights);
+        Ok(basert_engine::Options {
+            isa,
+            threads,
+            pin,
+            context,
+            kv,
+            page_tokens,
+            weights,
+            ..Default::default()
+        })
     }
 }
 

@@ -26,7 +26,7 @@ fn lines(engine: &Engine) -> Vec<(&'static str, String)> {
     let mut lines = vec![
         ("model", format!("{arch}: {}", schedule::mixers(&engine.spec().layers))),
         ("isa", isa.to_string()),
-        ("threads", threads.to_string()),
+        ("threads", format!("{threads}{}", pinned(engine.selected()))),
     ];
     for total in weights {
         let tensors = count(total.tensors as u64, "tensor");
@@ -44,6 +44,12 @@ fn lines(engine: &Engine) -> Vec<(&'static str, String)> {
     lines
 }
 
+/// Where the threads are bound to, as words after their number; none if they are free.
+pub fn pinned(selected: &Selected) -> String {
+    let cpus: Vec<String> = selected.pinned.iter().map(usize::to_string).collect();
+    if cpus.is_empty() { String::new() } else { format!(", pinned to CPU {}", cpus.join(", ")) }
+}
+
 /// The KV cache as it was allocated.
 fn kv_cache(selected: &Selected) -> String {
     let Selected { kv, pools, page_tokens, .. } = selected;
@@ -56,7 +62,7 @@ fn kv_cache(selected: &Selected) -> String {
 /// The same for scripts.
 pub fn to_json(selected: &Selected) -> Value {
     let Selected { isa, threads, arch, weights, kv, pools, state_bytes, context, page_tokens, .. } = selected;
-    let Selected { speculation, memory, notes, shrunk, .. } = selected;
+    let Selected { speculation, memory, notes, shrunk, pinned, .. } = selected;
     let weights: Vec<Value> = weights
         .iter()
         .map(|t| json!({"dtype": t.dtype.name(), "tensors": t.tensors, "bytes": t.bytes}))
@@ -64,6 +70,7 @@ pub fn to_json(selected: &Selected) -> Value {
     json!({
         "isa": isa.to_string(),
         "threads": threads,
+        "pinned": pinned,
         "arch": arch.to_string(),
         "weights": weights,
         "k_type": kv.k.to_string(),

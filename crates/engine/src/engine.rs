@@ -42,7 +42,11 @@ fn cpu(options: &Options) -> Result<Cpu, EngineError> {
         Some(isa) => isa,
         None => Isa::from_env()?.unwrap_or_else(Isa::best),
     };
-    Ok(Cpu::new(isa, options.threads.unwrap_or_else(default_threads))?)
+    let mut cpu = Cpu::new(isa, options.threads.unwrap_or_else(default_threads))?;
+    if options.pin {
+        cpu.pin()?;
+    }
+    Ok(cpu)
 }
 
 /// An engine taken apart for a step.
@@ -90,6 +94,7 @@ impl Engine {
         let selected = Selected {
             isa: cpu.isa(),
             threads: cpu.threads(),
+            pinned: cpu.pinned().to_vec(),
             arch: spec.arch,
             weights: file.dtype_totals(),
             kv: caches.types(),
@@ -224,6 +229,7 @@ impl Engine {
         runs: &[TokenRun<'_>],
         trace: Option<&Trace>,
     ) -> Result<Logits<'_>, EngineError> {
+        self.cpu.pin_caller()?;
         self.lay_out(runs)?;
         for span in &self.spans {
             self.caches.reserve(span.sequence, span.len)?;

@@ -16,6 +16,8 @@ pub struct Options {
     pub isa: Option<Isa>,
     /// Worker threads; default: what CPU affinity and control group allow.
     pub threads: Option<usize>,
+    /// Bind every thread to a CPU of its own, the one that runs the steps included.
+    pub pin: bool,
     /// KV cache element types.
     pub kv: KvTypes,
     /// Let K and V be narrower than [`kv`](Self::kv) where a context that was asked for, or with [`fit`](Self::fit) the model's
@@ -63,6 +65,7 @@ impl Default for Options {
         Options {
             isa: None,
             threads: None,
+            pin: false,
             kv: KvTypes::default(),
             narrow_kv: false,
             context: None,
@@ -88,6 +91,8 @@ pub struct Selected {
     pub isa: Isa,
     /// Threads in use, the caller's own included.
     pub threads: usize,
+    /// The CPUs that the threads are bound to, the caller's first; none if they are free.
+    pub pinned: Vec<usize>,
     /// Architecture family.
     pub arch: Arch,
     /// Tensors and bytes per dtype in the file.

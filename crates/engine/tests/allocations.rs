@@ -1,6 +1,7 @@
 //! A step allocates nothing, not even the first: caches, activations and the kernels' scratch are taken at load.
 #![allow(missing_docs, unsafe_code, clippy::unwrap_used)]
 
+#[path = "engine/common/mod.rs"]
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -55,6 +55,28 @@ impl Cpu {
         Ok(Cpu { isa, level, pool: Pool::new(threads)?, segments: Mutex::default() })
     }
 
+    /// Binds every thread to a CPU of its own: the workers now, the caller by [`pin_caller`](Self::pin_caller).
+    ///
+    /// # Errors
+    /// If the process may use fewer CPUs than there are threads, or the system cannot bind threads.
+    pub fn pin(&mut self) -> Result<(), KernelError> {
+        self.pool.pin()
+    }
+
+    /// Binds the calling thread to its CPU, if the device is pinned; after the first time it makes no system call. What the
+    /// thread starts later is bound with it, so only the thread that runs the steps should do this.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn pin_caller(&self) -> Result<(), KernelError> {
+        self.pool.pin_caller()
+    }
+
+    /// The CPUs that the threads are bound to, the caller's first; none if they are free.
+    pub fn pinned(&self) -> &[usize] {
+        self.pool.cpus()
+    }
+
     /// The instruction set in use.
     pub fn isa(&self) -> Isa {
         self.isa

@@ -34,6 +34,27 @@ pub enum KernelError {
         /// Why.
         source: std::io::Error,
     },
+    /// Threads were to be bound to CPUs on a system that this cannot do that on.
+    #[error("threads can be pinned to CPUs on Linux only: leave out --pin")]
+    NoPinning,
+    /// More threads were to be bound to a CPU of their own than there are.
+    #[error(
+        "{threads} threads cannot be pinned to a CPU each, this process may use {cpus}: use fewer or leave out --pin"
+    )]
+    FewCpus {
+        /// Threads asked for, the caller's own included.
+        threads: usize,
+        /// CPUs that the process may use.
+        cpus: usize,
+    },
+    /// The operating system would not bind a thread.
+    #[error("cannot pin a thread to CPU {cpu}: {source}")]
+    Pin {
+        /// The CPU.
+        cpu: usize,
+        /// Why.
+        source: std::io::Error,
+    },
     /// A group size outside 16, 32 and the multiples of 64.
     #[error("weight groups of {group} have no kernel (16, 32 or a multiple of 64): decode them to f32 first")]
     Group {

@@ -20,6 +20,7 @@ mod kv;
 mod level;
 mod matrix;
 mod needs;
+mod pinning;
 mod pool;
 mod reference;
 mod router;

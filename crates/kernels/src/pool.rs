@@ -8,14 +8,15 @@
 //! Who computes a chunk never influences its result; that is the callers' part of the contract.
 
 use std::any::Any;
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
+use std::os::unix::thread::JoinHandleExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::KernelError;
+use crate::{KernelError, pinning};
 
 /// How long a waiting thread spins before it sleeps (workers) or yields (the caller).
 const SPIN: Duration = Duration::from_micros(100);
@@ -29,6 +30,8 @@ pub(crate) struct Pool {
     workers: Vec<JoinHandle<()>>,
     /// Held during a job, so that concurrent callers take turns.
     turn: Mutex<()>,
+    /// The CPUs that the threads are bound to, the caller's first; none where they are free.
+    cpus: Vec<usize>,
 }
 
 /// What all threads see.
@@ -90,7 +93,8 @@ impl Pool {
             wake: Condvar::new(),
             panic: Mutex::default(),
         });
-        let mut pool = Pool { shared, workers: Vec::with_capacity(threads - 1), turn: Mutex::new(()) };
+        let workers = Vec::with_capacity(threads - 1);
+        let mut pool = Pool { shared, workers, turn: Mutex::new(()), cpus: Vec::new() };
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let builder = std::thread::Builder::new().name(format!("basert-{index}"));
@@ -99,6 +103,35 @@ impl Pool {
             pool.workers.push(worker.map_err(|source| KernelError::Spawn { threads, source })?);
         }
         Ok(pool)
+    }
+
+    /// Binds every worker to a CPU of its own, and keeps one for the caller.
+    pub fn pin(&mut self) -> Result<(), KernelError> {
+        let cpus = pinning::cpus(self.threads())?;
+        for (worker, &cpu) in self.workers.iter().zip(&cpus[1..]) {
+            pinning::bind(worker.as_pthread_t(), cpu).map_err(|source| KernelError::Pin { cpu, source })?;
+        }
+        self.cpus = cpus;
+        Ok(())
+    }
+
+    /// Binds the calling thread, if the others are bound and it is not yet.
+    pub fn pin_caller(&self) -> Result<(), KernelError> {
+        thread_local! {
+            static BOUND: Cell<Option<usize>> = const { Cell::new(None) };
+        }
+        let Some(&cpu) = self.cpus.first() else { return Ok(()) };
+        if BOUND.get() == Some(cpu) {
+            return Ok(());
+        }
+        pinning::bind(pinning::this_thread(), cpu).map_err(|source| KernelError::Pin { cpu, source })?;
+        BOUND.set(Some(cpu));
+        Ok(())
+    }
+
+    /// The CPUs that the threads are bound to, the caller's first.
+    pub fn cpus(&self) -> &[usize] {
+        &self.cpus
     }
 
     /// Threads that share a job, the caller included.
@@ -351,6 +384,31 @@ mod tests {
                 scope.spawn(|| (0..500).for_each(|_| assert_eq!(counts(&pool, 7), vec![1; 7])));
             }
         });
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn pinned_threads_stay_on_cpus_of_their_own() {
+        // SAFETY: has no conditions.
+        let here = || unsafe { libc::sched_getcpu() } as usize;
+        // The caller stays bound, so it is a thread of this test's own.
+        let pinned = std::thread::spawn(move || {
+            let mut pool = Pool::new(crate::threads::allowed().unwrap().len().min(4)).unwrap();
+            assert!(pool.cpus().is_empty());
+            pool.pin().unwrap();
+            let seen = Mutex::new(Vec::new());
+            for _ in 0..100 {
+                pool.pin_caller().unwrap();
+                assert_eq!(here(), pool.cpus()[0]);
+                pool.run_on_each(&|| lock(&seen).push(here()));
+            }
+            let (mut seen, mut cpus) = (lock(&seen).clone(), pool.cpus().to_vec());
+            seen.sort_unstable();
+            seen.dedup();
+            cpus.sort_unstable();
+            assert_eq!(seen, cpus);
+        });
+        pinned.join().unwrap();
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Where the cgroup file systems are mounted on every current distribution.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
@@ -16,25 +17,32 @@ pub fn default_threads() -> usize {
     affinity().min(quota).max(1)
 }
 
-/// CPUs in the process's affinity mask.
-#[cfg(target_os = "linux")]
+/// CPUs that this process may use.
 fn affinity() -> usize {
+    // Without a list: more CPUs than the fixed-size set can name, or another system.
+    allowed().map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), <[usize]>::len)
+}
+
+/// The CPUs in the affinity mask that the process had when this was first asked, before any thread was bound.
+pub(crate) fn allowed() -> Option<&'static [usize]> {
+    static ALLOWED: OnceLock<Option<Vec<usize>>> = OnceLock::new();
+    ALLOWED.get_or_init(mask).as_deref()
+}
+
+#[cfg(target_os = "linux")]
+fn mask() -> Option<Vec<usize>> {
     // SAFETY: an all-zero CPU set is a valid value.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: the pointer is to a set of the given size; 0 is the calling thread.
     let status = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) };
-    if status == 0 {
-        // SAFETY: `set` is initialised.
-        return unsafe { libc::CPU_COUNT(&set) } as usize;
-    }
-    // More CPUs than the fixed-size set can name.
-    std::thread::available_parallelism().map_or(1, usize::from)
+    // SAFETY: `set` is initialised, and the numbers are below its size.
+    let in_set = |&cpu: &usize| unsafe { libc::CPU_ISSET(cpu, &set) };
+    (status == 0).then(|| (0..libc::CPU_SETSIZE as usize).filter(in_set).collect())
 }
 
-/// CPUs that the system lets this process use.
 #[cfg(not(target_os = "linux"))]
-fn affinity() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+fn mask() -> Option<Vec<usize>> {
+    None
 }
 
 /// The smallest quota, in whole CPUs rounded up, among the process's cgroups and their ancestors.

@@ -82,6 +82,10 @@ pub struct BenchArgs {
     #[arg(short, long, value_name = "N,…", value_parser = counts, conflicts_with = "compare", help_heading = RUN)]
     pub threads: Option<Numbers>,
 
+    /// Pin every thread to a CPU of its own (Linux)
+    #[arg(long, conflicts_with = "compare", help_heading = RUN)]
+    pub pin: bool,
+
     /// Measure with each of these KV types, named as for --kv-type or --kv-bits; may be given several times
     #[arg(long, value_name = "TYPE", value_parser = any_kv, conflicts_with = "compare", help_heading = RUN)]
     pub with_kv: Vec<KvTypes>,

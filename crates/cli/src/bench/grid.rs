@@ -60,7 +60,7 @@ fn answers(args: &BenchArgs) -> impl Iterator<Item = usize> {
 pub fn settings(args: &BenchArgs, files: &[BaseFile], cases: &[Case]) -> Outcome<Vec<Setting>> {
     let threads = threads(args)?;
     let types = args.kv.each(&args.with_kv)?;
-    let base = room(cases, args.weights)?;
+    let base = Options { pin: args.pin, ..room(cases, args.weights)? };
     let mut all = Vec::new();
     for (model, file) in files.iter().enumerate() {
         for &kv in &types {

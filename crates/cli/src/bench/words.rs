@@ -72,13 +72,21 @@ fn model(report: &Report, index: usize, model: &Model) -> String {
 fn loaded(report: &Report, setting: &Loaded) -> String {
     let load = &setting.load_s;
     format!(
-        "{}: in {:.1} ± {:.1} ms, context {}; {}",
+        "{}{}: in {:.1} ± {:.1} ms, context {}; {}",
         setting_in_words(report, setting),
+        pinned(setting),
         1e3 * load.median,
         1e3 * load.mad,
         setting.selected["context"],
         cache_in_words(setting)
     )
+}
+
+/// Where the threads are bound to, if they are.
+fn pinned(setting: &Loaded) -> String {
+    let cpus = setting.selected["pinned"].as_array().filter(|cpus| !cpus.is_empty());
+    let joined = |cpus: &Vec<Value>| cpus.iter().map(Value::to_string).collect::<Vec<_>>().join(", ");
+    cpus.map(|cpus| format!(" pinned to CPU {}", joined(cpus))).unwrap_or_default()
 }
 
 /// The allocated cache.

@@ -15,8 +15,13 @@ use crate::units::bytes;
 pub fn text(engine: &Engine, profiles: &[Profile], layers: bool) -> String {
     let selected = engine.selected();
     let kv = selected.kv;
-    let mut out =
-        format!("{}, {} kernels, {} threads, KV {kv}\n", Machine::this().cpu, selected.isa, selected.threads);
+    let mut out = format!(
+        "{}, {} kernels, {} threads{}, KV {kv}\n",
+        Machine::this().cpu,
+        selected.isa,
+        selected.threads,
+        selected::pinned(selected)
+    );
     for profile in profiles {
         out += &format!("\n{}\n\n{}", heading(profile), table(profile, layers).aligned());
     }

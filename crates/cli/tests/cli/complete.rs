@@ -267,6 +267,31 @@ fn kv_types_are_honoured_and_shown_as_they_were_allocated() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn pinned_threads_are_shown_and_more_than_there_are_cpus_are_refused() {
+    let run = |more: &[&str]| {
+        let mut command = basert();
+        command
+            .arg("complete")
+            .arg(llama())
+            .args(["--prompt-ids", "5,6", "-n", "2", "--temp", "0", "--json", "-v"])
+            .args(more);
+        Said::from(command.output().unwrap())
+    };
+    let pinned = run(&["--pin", "-t", "1"]).ok();
+    let cpus = pinned.json()["selected"]["pinned"].as_array().unwrap().clone();
+    assert!(
+        cpus.len() == 1 && pinned.err.contains(&format!("1, pinned to CPU {}", cpus[0])),
+        "{}",
+        pinned.err
+    );
+    let free = run(&["-t", "1"]).ok();
+    assert_eq!(free.json()["selected"]["pinned"], json!([]));
+    assert_eq!(free.json()["ids"], pinned.json()["ids"]);
+    run(&["--pin", "-t", "1000"]).fails_with(&["1000 threads", "leave out --pin"]);
+}
+
+#[test]
 fn threads_and_context_come_from_the_flag_before_the_environment() {
     let run = |more: &[&str]| {
         let mut command = basert();

@@ -38,7 +38,10 @@ impl Roof {
     /// When they cannot be started.
     pub fn of(engine: &Engine) -> Result<Roof, MeasureError> {
         let selected = engine.selected();
-        let cpu = Cpu::new(selected.isa, selected.threads).map_err(EngineError::from)?;
+        let mut cpu = Cpu::new(selected.isa, selected.threads).map_err(EngineError::from)?;
+        if !selected.pinned.is_empty() {
+            cpu.pin().map_err(EngineError::from)?;
+        }
         Ok(Roof { cpu, samples: Default::default() })
     }
 

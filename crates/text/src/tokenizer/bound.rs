@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::Value;
 use tokenizers::AddedToken;
 
+use super::definition::Definition;
 use crate::TextError;
 
 /// Bytes that are read to their end whatever they come to, so that the error has the exact number.
@@ -58,15 +59,18 @@ pub(crate) struct Cover {
 
 impl Cover {
     /// What a token of one byte can cover, by the parts of a `tokenizer.json`.
-    pub(crate) fn of_a_byte(json: &Value, added: &[(u32, AddedToken)], is_bytes: bool) -> Cover {
-        let model = json.get("model").unwrap_or(&Value::Null);
-        let is_bpe = model.get("type").and_then(Value::as_str) == Some("BPE");
-        let falls_back = model.get("byte_fallback").and_then(Value::as_bool) == Some(true);
+    pub(crate) fn of_a_byte(
+        definition: &Definition<'_>,
+        added: &[(u32, AddedToken)],
+        is_bytes: bool,
+    ) -> Result<Cover, TextError> {
+        let is_bpe = definition.is_bpe()?;
+        let falls_back = definition.model_field("byte_fallback")? == Some(true);
         // Otherwise characters without a token become one for all of them, or none.
         let normalized = (is_bpe && (is_bytes || falls_back)).then_some(1);
         let strips = added.iter().any(|(_, token)| token.lstrip || token.rstrip);
-        let shrink = shrinkage(json.get("normalizer").unwrap_or(&Value::Null)).filter(|_| !strips);
-        Cover { normalized, raw: normalized.and(shrink) }
+        let shrink = shrinkage(&definition.normalizer).filter(|_| !strips);
+        Ok(Cover { normalized, raw: normalized.and(shrink) })
     }
 
     /// The same for tokens of at most so many bytes.
@@ -119,7 +123,8 @@ mod tests {
             assert_eq!(shrinkage(&normalizer), want, "{normalizer}");
         }
         let cover = |model: Value, added: &[(u32, AddedToken)], is_bytes| {
-            Cover::of_a_byte(&json!({"model": model}), added, is_bytes).times(7)
+            let json = json!({"model": model}).to_string();
+            Cover::of_a_byte(&Definition::parse(&json).unwrap(), added, is_bytes).unwrap().times(7)
         };
         let both = |cover: Cover| (cover.normalized, cover.raw);
         let plain = [(1, AddedToken::from("<a>", true))];

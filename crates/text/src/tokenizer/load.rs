@@ -8,9 +8,10 @@ use serde_json::{Map, Value};
 use tokenizers::{AddedToken, AddedVocabulary, Encoding, PostProcessor as _, Token};
 
 use super::bound::Cover;
+use super::definition::Definition;
 use super::pretok::PreTokenizer;
 use super::special::ends_by_text;
-use super::table::{Decoder, Table};
+use super::table::Decoder;
 use super::{Inner, Tokenizer};
 use crate::{TextError, gguf};
 
@@ -30,7 +31,7 @@ impl Tokenizer {
     /// # Errors
     /// If the JSON or one of its parts is malformed or of a kind that is not supported.
     pub fn from_json(json: &str) -> Result<Self, TextError> {
-        build(parse("tokenizer.json", json)?, Extra::default())
+        build(json, Extra::default())
     }
 
     /// Reads the text of a `tokenizer.json` and, if there is one, of a `tokenizer_config.json`.
@@ -39,7 +40,7 @@ impl Tokenizer {
     /// As [`from_json`](Self::from_json), and if the configuration names a token that does not exist.
     pub fn from_hf(json: &str, config: Option<&str>) -> Result<Self, TextError> {
         let config = config.map(|text| parse("tokenizer_config.json", text)).transpose()?;
-        build(parse("tokenizer.json", json)?, config.as_ref().map(hf_extra).unwrap_or_default())
+        build(json, config.as_ref().map(hf_extra).unwrap_or_default())
     }
 
     /// Rebuilds the tokenizer from GGUF metadata (the `tokenizer.*` keys, arrays as JSON arrays).
@@ -49,7 +50,7 @@ impl Tokenizer {
     pub fn from_gguf(meta: &Map<String, Value>) -> Result<Self, TextError> {
         let mut extra = hf_extra(&gguf::tokenizer_config(meta)?);
         extra.ends = gguf::end_ids(meta)?;
-        build(gguf::tokenizer_json(meta)?, extra)
+        build(&gguf::tokenizer_json(meta)?.to_string(), extra)
     }
 
     /// Reads the tokenizer block of a `.base` header, of either type (`hf` or `gguf`).
@@ -61,14 +62,15 @@ impl Tokenizer {
         let kind: Option<String> = get(block, "tokenizer_type")?;
         match kind.as_deref() {
             Some("hf") => {
-                let json: Value = get(block, "tokenizer.json")?
+                let json = block
+                    .get("tokenizer.json")
                     .ok_or_else(|| TextError::field("tokenizer.json", "is missing from the header"))?;
                 let config: Option<Value> = get(block, "tokenizer_config.json")?;
                 let mut extra = config.as_ref().map(hf_extra).unwrap_or_default();
                 if let Some(template) = get(block, "tokenizer.chat_template")? {
                     extra.chat_template = Some(template);
                 }
-                build(json, extra)
+                build(json.get(), extra)
             }
             Some("gguf") => {
                 let mut meta = Map::new();
@@ -122,15 +124,14 @@ fn template(config: &Value) -> Option<String> {
     template.as_str().map(str::to_owned)
 }
 
-fn build(json: Value, extra: Extra) -> Result<Tokenizer, TextError> {
-    let part = |key: &str| json.get(key).unwrap_or(&Value::Null);
-    let pre_tokenizer = PreTokenizer::new(part("pre_tokenizer"))?;
-    let decoder = Decoder::new(part("decoder"))?;
-    let unk = part("model").get("unk_token").and_then(Value::as_str).map(str::to_owned);
-    let added = added_tokens(part("added_tokens"))?;
-    let cover = Cover::of_a_byte(&json, &added, pre_tokenizer.is_bytes());
-    let library: tokenizers::Tokenizer =
-        serde_json::from_value(json).map_err(|source| TextError::Json { what: "tokenizer.json", source })?;
+fn build(json: &str, extra: Extra) -> Result<Tokenizer, TextError> {
+    let definition = Definition::parse(json)?;
+    let pre_tokenizer = PreTokenizer::new(&definition.pre_tokenizer)?;
+    let decoder = Decoder::new(&definition.decoder)?;
+    let unk: Option<String> = definition.model_field("unk_token")?;
+    let added = added_tokens(&definition.added_tokens)?;
+    let cover = Cover::of_a_byte(&definition, &added, pre_tokenizer.is_bytes())?;
+    let (library, table) = definition.build(&added, &decoder)?;
     for (id, token) in &added {
         let got = library.token_to_id(&token.content);
         if got != Some(*id) {
@@ -155,10 +156,8 @@ fn build(json: Value, extra: Extra) -> Result<Tokenizer, TextError> {
     let control = sorted(special.iter().chain(&ends).copied().filter(|&id| Some(id) != unk).collect());
     let harmless = harmless(&library, added, &ends)?;
     let (prefix, suffix) = surroundings(&library)?;
-    let vocab = library.get_vocab(true);
-    let table = Table::new(&vocab, &decoder)?;
-    let spelled = vocab.keys().map(String::len).filter(|_| !pre_tokenizer.is_bytes()).max();
-    let cover = cover.times(table.longest().max(spelled.unwrap_or(0)));
+    let spelled = if pre_tokenizer.is_bytes() { 0 } else { table.longest_spelled() };
+    let cover = cover.times(table.longest().max(spelled));
     Ok(Tokenizer(Arc::new(Inner {
         library,
         harmless,
@@ -190,7 +189,16 @@ fn added_tokens(list: &Value) -> Result<Vec<(u32, AddedToken)>, TextError> {
         let token = serde_json::from_value(value.clone());
         Ok((id, token.map_err(|source| TextError::Json { what: "added_tokens", source })?))
     };
-    list.as_array().into_iter().flatten().map(entry).collect()
+    let added: Vec<_> = list.as_array().into_iter().flatten().map(entry).collect::<Result<_, _>>()?;
+    let mut by_id: Vec<(u32, &str)> = added.iter().map(|(id, token)| (*id, token.content.as_str())).collect();
+    by_id.sort_by_key(|&(id, _)| id);
+    match by_id.windows(2).find(|pair| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1) {
+        None => Ok(added),
+        Some(pair) => {
+            let ((id, first), (_, second)) = (pair[0], pair[1]);
+            Err(TextError::field("added_tokens", format!("gives `{first}` the id {id}, and `{second}` too")))
+        }
+    }
 }
 
 /// The added tokens with the control tokens switched off.

@@ -6,7 +6,9 @@
 //! is never cut unsaid.
 
 mod bound;
+mod bpe;
 pub(crate) mod bytes;
+mod definition;
 mod load;
 mod pretok;
 mod special;

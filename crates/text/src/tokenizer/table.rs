@@ -3,8 +3,6 @@
 //! Decoding is then concatenation. The library's decoders work on whole strings of tokens, may fail, and spell a broken
 //! byte sequence differently in the middle of a text than at its end; one table serves whole texts and streams alike.
 
-use std::collections::HashMap;
-
 use serde_json::Value;
 
 use super::bytes;
@@ -106,12 +104,13 @@ pub(crate) struct Table {
     bytes: Vec<u8>,
     ends: Vec<usize>,
     known: Vec<bool>,
+    longest_spelled: usize,
 }
 
 impl Table {
-    /// Builds the table for a vocabulary, given as token text to id.
-    pub(crate) fn new(vocab: &HashMap<String, u32>, decoder: &Decoder) -> Result<Self, TextError> {
-        let size = vocab.values().max().map_or(0, |&id| id as usize + 1);
+    /// Builds the table for a vocabulary: every token's text, once, and its id.
+    pub(crate) fn new(vocab: &[(&str, u32)], decoder: &Decoder) -> Result<Self, TextError> {
+        let size = vocab.iter().map(|&(_, id)| id as usize + 1).max().unwrap_or(0);
         if size > MAX_ID as usize {
             return Err(TextError::field(
                 "model.vocab",
@@ -119,7 +118,7 @@ impl Table {
             ));
         }
         let mut tokens = vec![None; size];
-        for (token, &id) in vocab {
+        for &(token, id) in vocab {
             if let Some(other) = tokens[id as usize].replace(token) {
                 return Err(TextError::field(
                     "model.vocab",
@@ -127,8 +126,12 @@ impl Table {
                 ));
             }
         }
-        let mut table =
-            Self { bytes: Vec::new(), ends: Vec::with_capacity(size), known: Vec::with_capacity(size) };
+        let mut table = Self {
+            bytes: Vec::new(),
+            ends: Vec::with_capacity(size),
+            known: Vec::with_capacity(size),
+            longest_spelled: vocab.iter().map(|(token, _)| token.len()).max().unwrap_or(0),
+        };
         for token in tokens {
             table.known.push(token.is_some());
             if let Some(token) = token {
@@ -147,6 +150,11 @@ impl Table {
     /// Most bytes of a token.
     pub(crate) fn longest(&self) -> usize {
         (0..).zip(&self.ends).filter_map(|(id, _)| self.get(id)).map(<[u8]>::len).max().unwrap_or(0)
+    }
+
+    /// Most bytes of a token as the vocabulary spells it.
+    pub(crate) fn longest_spelled(&self) -> usize {
+        self.longest_spelled
     }
 
     /// The bytes of a token; `None` for an id that has none.
@@ -190,20 +198,20 @@ mod tests {
 
     #[test]
     fn two_tokens_with_one_id_are_refused() {
-        let vocab = HashMap::from([("a".to_owned(), 3), ("b".to_owned(), 3)]);
+        let vocab = [("a", 3), ("b", 3)];
         let err = Table::new(&vocab, &Decoder::default()).unwrap_err().to_string();
         assert!(err.contains("id 3") && err.contains("`a`") && err.contains("`b`"), "{err}");
     }
 
     #[test]
     fn an_absurd_id_is_refused_before_anything_is_allocated() {
-        let vocab = HashMap::from([("a".to_owned(), u32::MAX)]);
+        let vocab = [("a", u32::MAX)];
         assert!(Table::new(&vocab, &Decoder::default()).is_err());
     }
 
     #[test]
     fn holes_in_the_vocabulary_have_no_bytes() {
-        let vocab = HashMap::from([("a".to_owned(), 0), ("b".to_owned(), 2)]);
+        let vocab = [("a", 0), ("b", 2)];
         let table = Table::new(&vocab, &Decoder::default()).unwrap();
         let all: Vec<_> = (0..4).map(|id| table.get(id)).collect();
         assert_eq!(all, [Some(&b"a"[..]), None, Some(&b"b"[..]), None]);
