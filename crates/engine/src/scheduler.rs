@@ -1,8 +1,11 @@
 //! Continuous batching: requests come and go between the steps of one engine.
 //!
-//! A step takes one token of every running answer; what then remains of its budget goes to prompts, in the order of arrival.
-//! So a long prompt delays running answers by a bounded amount per step, and no request waits for another to end as long as
-//! there is a free sequence. A token's logits do not depend on what else is in a step, so an answer is the one that
+//! A step takes one token of every running answer; what then remains of its budget goes to prompts: half of it at least to the
+//! one that came first, the rest to those with the fewest tokens left. So a long prompt delays running answers by a bounded
+//! amount per step, short prompts are not held up by long ones nor long ones forever by short ones, and no request waits for
+//! another to end as long as there is a free sequence. Those that wait for one get it in turns, client by client.
+//!
+//! Nothing is ever preempted: a sequence that was opened has its pages for the whole context. A token's logits do not depend on what else is in a step, so an answer is the one that
 //! [`generate`](crate::generate) would give.
 //!
 //! There are no threads here: whoever owns a [`Scheduler`] calls [`step`](Scheduler::step) while there is work.
@@ -11,7 +14,7 @@ mod pacing;
 mod request;
 mod running;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -47,6 +50,8 @@ pub struct Scheduler {
     engine: Engine,
     limits: Limits,
     waiting: VecDeque<(Request, Box<dyn Client>)>,
+    /// Clients that have had a turn and wait for another one, the latest last.
+    turns: Vec<String>,
     /// In the order of arrival.
     running: Vec<Running>,
     /// What earlier answers taught about guesses.
@@ -65,7 +70,7 @@ impl Scheduler {
     pub fn new(engine: Engine, limits: Limits) -> Scheduler {
         let (waiting, running) = (VecDeque::new(), Vec::new());
         let (pace, speculated) = (Pace::default(), Speculated::default());
-        Scheduler { engine, limits, waiting, running, pace, speculated, pacing: None }
+        Scheduler { engine, limits, waiting, turns: Vec::new(), running, pace, speculated, pacing: None }
     }
 
     /// The same scheduler with fewer prompt tokens in a step, where that is needed for running answers to keep their pace: as many
@@ -216,12 +221,34 @@ impl Scheduler {
         // Every running answer needs a token and a row of logits in every step.
         let most = self.engine.logit_rows().min(self.engine.step_tokens());
         while self.running.len() < most && !self.waiting.is_empty() {
-            let Some((request, client)) = self.waiting.front() else { return };
+            let Some(index) = self.next_in_line() else { return };
+            let (request, client) = &self.waiting[index];
             let scored = client.wants_prompt().is_some();
             let opened = Reader::open(&mut self.engine, &request.prompt, &request.reuse, scored);
             let Ok(reader) = opened else { return };
-            let Some(waiting) = self.waiting.pop_front() else { return };
+            let Some(waiting) = self.waiting.remove(index) else { return };
+            self.had_turn(&waiting.0.client);
             self.running.push(Running::new(waiting, reader, &self.engine, self.pace.clone()));
+        }
+    }
+
+    /// The earliest of the waiting requests whose client has the fewest running; among such clients, whose turn was longest ago.
+    fn next_in_line(&self) -> Option<usize> {
+        let running =
+            |client: &str| self.running.iter().filter(|other| other.request.client == client).count();
+        let turn = |client: &str| self.turns.iter().position(|other| other == client);
+        (0..self.waiting.len()).min_by_key(|&index| {
+            let client = &self.waiting[index].0.client;
+            (running(client), turn(client))
+        })
+    }
+
+    /// Takes note of a client's turn, for as long as it waits for another one.
+    fn had_turn(&mut self, client: &str) {
+        let waits = |client: &str| self.waiting.iter().any(|(request, _)| request.client == client);
+        self.turns.retain(|other| other != client && waits(other));
+        if waits(client) {
+            self.turns.push(client.to_owned());
         }
     }
 
@@ -230,25 +257,38 @@ impl Scheduler {
         let answers = self.running.iter().filter(|request| request.next.is_some()).count();
         let room = self.engine.step_tokens().saturating_sub(answers);
         let beside = self.pacing.map_or(self.limits.prefill_tokens.max(1), |pacing| pacing.tokens());
-        let mut left = if answers > 0 { room.min(beside) } else { room };
+        let left = if answers > 0 { room.min(beside) } else { room };
+        let mut prompts = self.share_among_prompts(left);
+        let share = |(index, request): (usize, &Running)| match request.next {
+            Some(_) => Some((index, None)),
+            None => prompts.remove(&index).map(|range| (index, Some(range))),
+        };
+        self.running.iter().enumerate().filter_map(share).collect()
+    }
+
+    /// Which parts of prompts are run with so many tokens in all, by the requests' indices.
+    fn share_among_prompts(&self, mut left: usize) -> BTreeMap<usize, Range<usize>> {
         // Every request has a row of logits; the rest is for prompts that are scored.
         let mut rows = self.engine.logit_rows().saturating_sub(self.running.len());
-        let mut shares = Vec::with_capacity(self.running.len());
-        for (index, request) in self.running.iter().enumerate() {
-            if request.next.is_some() {
-                shares.push((index, None));
-                continue;
+        let unread = self.running.iter().enumerate().filter(|(_, request)| request.next.is_none());
+        let mut unread: Vec<(usize, &Running)> = unread.collect();
+        let oldest = unread.first().map(|(index, _)| *index);
+        let mut reserved =
+            unread.first().map_or(0, |(_, request)| request.readable().len().min(left.div_ceil(2)));
+        unread.sort_by_key(|(_, request)| request.unread());
+        let mut shares = BTreeMap::new();
+        for (index, request) in unread {
+            if oldest == Some(index) {
+                reserved = 0;
             }
-            let most = request.request.params.prefill_chunk.unwrap_or(usize::MAX).max(1);
-            let done = request.reader.tokens().len();
-            let end = request.request.prompt.len().min(request.reader.pause());
-            let mut tokens = (end - done).min(left).min(most);
+            let Range { start, end } = request.readable();
+            let mut tokens = (end - start).min(left - reserved);
             if request.client.wants_prompt().is_some() {
                 tokens = tokens.min(rows + 1);
                 rows -= tokens.saturating_sub(1);
             }
             if tokens > 0 {
-                shares.push((index, Some(done..done + tokens)));
+                shares.insert(index, start..start + tokens);
                 left -= tokens;
             }
         }

@@ -93,15 +93,19 @@ impl App {
         })
     }
 
-    /// Whether there is room for so many more requests.
+    /// Whether there is room for so many more requests of a client. Where there are several keys, the last quarter of the queue
+    /// is for those that have no requests in the engine.
     ///
     /// # Errors
     /// 503 if not, or if the server is about to end.
-    pub(crate) fn admit(&self, worker: &Worker, requests: usize) -> Result<(), ApiError> {
+    pub(crate) fn admit(&self, worker: &Worker, client: &str, requests: usize) -> Result<(), ApiError> {
         if self.is_draining() {
             return Err(ApiError::unavailable("the server is shutting down", 10));
         }
-        let (busy, most) = (worker.slots().count(), worker.facts().slots + self.config.queue);
+        let queue = self.config.queue;
+        let others = self.config.api_keys.len() > 1 && worker.slots().has(client);
+        let kept = if others { queue.div_ceil(4) } else { 0 };
+        let (busy, most) = (worker.slots().count(), worker.facts().slots + queue - kept);
         if busy + requests > most.max(requests) {
             let message =
                 format!("{busy} requests are running or waiting, and {most} is the most; try again later");

@@ -17,6 +17,8 @@ use crate::worker::lock;
 pub struct Slot {
     /// Counted from the server's start.
     pub id: u64,
+    /// Who asks.
+    client: String,
     /// Tokens of the prompt.
     pub prompt: usize,
     cached: AtomicUsize,
@@ -77,9 +79,15 @@ impl Slots {
         lock(&self.active).iter().filter(|slot| !slot.left.load(Ordering::Relaxed)).count()
     }
 
-    pub(crate) fn enter(&self, prompt: usize) -> Arc<Slot> {
+    /// Whether one of them is this client's.
+    pub(crate) fn has(&self, client: &str) -> bool {
+        lock(&self.active).iter().any(|slot| slot.client == client && !slot.left.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn enter(&self, client: &str, prompt: usize) -> Arc<Slot> {
         let slot = Arc::new(Slot {
             id: self.next.fetch_add(1, Ordering::Relaxed),
+            client: client.to_owned(),
             prompt,
             cached: AtomicUsize::new(0),
             prefilled: AtomicUsize::new(0),

@@ -46,7 +46,7 @@ impl Entrance {
     /// If the thread has ended.
     pub fn submit(&self, request: Request, wants: Wants) -> Result<Submitted, ApiError> {
         let (sender, news) = channel::unbounded_channel();
-        let slot = self.slots.enter(request.prompt.len());
+        let slot = self.slots.enter(&request.client, request.prompt.len());
         let (in_slot, slots, metrics) =
             (Arc::clone(&slot), Arc::clone(&self.slots), Arc::clone(&self.metrics));
         let ear = Ear::new(sender, wants, in_slot, slots, metrics);

@@ -58,7 +58,7 @@ pub struct ServeArgs {
     pub api_key_file: Option<PathBuf>,
 
     /// Name under which browsers may reach the server; may be given several times
-    #[arg(long, value_name = "NAME", help_heading = SERVER)]
+    #[arg(long, value_name = "NAME", value_parser = host_name, help_heading = SERVER)]
     pub allowed_host: Vec<String>,
 
     /// Site whose pages may send requests, as https://name:port, or * for every site; may be given several times [default: none]
@@ -171,6 +171,16 @@ fn prefill(s: &str) -> Result<Prefill, String> {
 fn seconds(s: &str) -> Result<Duration, String> {
     let seconds = s.parse::<f64>().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
     seconds.filter(|time| !time.is_zero()).ok_or_else(|| "must be a number of seconds above 0".to_owned())
+}
+
+/// A name as it stands in `Host`, without a port: the server's is no part of it.
+fn host_name(s: &str) -> Result<String, String> {
+    let is_name = !s.is_empty() && s.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
+    if is_name {
+        Ok(s.to_owned())
+    } else {
+        Err("must be a name such as chat.example, without a port".to_owned())
+    }
 }
 
 /// A site as browsers name it.

@@ -55,8 +55,9 @@ pub fn run(args: &ServeArgs) -> Outcome {
             worker(&path, &options, &budget, limits, args, config.idle_timeout, Arc::clone(&metrics))?;
         hosted.push(Hosted { model: Arc::new(model), worker });
     }
+    let log = config.log_file.clone().unwrap_or_default();
     let app = App::new(config, hosted, metrics);
-    let app = app.map_err(|e| Failure::new(format!("cannot write the log: {e}")))?;
+    let app = app.map_err(|e| Failure::new(format!("cannot write the log {}: {e}", log.display())))?;
     let ready = |address| output::say(&format!("listening on http://{address}"));
     let ended = basert_server::run(Arc::new(app), ready).map_err(|e| Failure::from_error(&e))?;
     match ended {

@@ -209,6 +209,45 @@ fn a_log_that_was_moved_away_is_begun_anew_on_sighup() {
 }
 
 #[test]
+fn what_a_flag_cannot_mean_is_refused_before_a_model_is_loaded() {
+    for (flag, value, problem) in [
+        ("--host", "nowhere", "invalid IP address"),
+        ("--api-key", "", "a key is made of printable ASCII characters"),
+        ("--api-key", "two words", "a key is made of printable ASCII characters"),
+        ("--allowed-host", "", "must be a name such as chat.example"),
+        ("--allowed-host", "https://chat.example", "must be a name such as chat.example"),
+        ("--allowed-host", "chat.example:8080", "without a port"),
+        ("--cors-origin", "chat.example", "must be http(s)://NAME"),
+        ("--max-context", "0", "at least 1"),
+        ("--max-tokens", "0", "at least 1"),
+        ("--max-batch-size", "0", "at least 1"),
+        ("--continuous-batching", "0", "at least 1"),
+        ("--prefix-cache", "much", "is not a size such as"),
+        ("--prefill-tokens", "0", "must be auto or a whole number above 0"),
+        ("--queue", "-1", "unexpected argument"),
+        ("--rate-limit", "0", "0 is not in 1.."),
+        ("--request-timeout", "0", "must be a number of seconds above 0"),
+        ("--idle-timeout", "inf", "must be a number of seconds above 0"),
+        ("--drain-timeout", "nan", "must be a number of seconds above 0"),
+    ] {
+        let output = basert().args(["serve", "no-such-model", flag, value]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && said.contains(problem), "{flag} {value:?}: {said}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing/file");
+    let missing = missing.to_str().unwrap();
+    for flag in ["--api-key-file", "--chat-template", "--log-file", "--prefix-cache-file"] {
+        run!("serve", llama(), "--port", "0", flag, missing).fails_with(&["missing"]);
+    }
+    for second in [["--max-context", "64"], ["--max-batch-size", "2"]] {
+        let first = if second[0] == "--max-context" { "--context" } else { "--continuous-batching" };
+        let output = basert().args(["serve", "m", first, "32"]).args(second).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{first} and {second:?}");
+    }
+}
+
+#[test]
 fn a_port_that_is_taken_is_an_error_with_the_address() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();

@@ -38,6 +38,20 @@ impl World {
         self.pool.check(self.cache.held().chain(self.in_use.iter().copied())).unwrap();
     }
 
+    /// A sequence begins that holds the pages kept of a text.
+    fn hold(&mut self, text: &str) {
+        let ids: Vec<u32> = text.chars().map(u32::from).collect();
+        self.in_use = self.cache.find("", &ids).pages;
+        self.in_use.iter().for_each(|&page| self.pool.hold(page));
+    }
+
+    /// That sequence ends.
+    fn release(&mut self) {
+        for page in std::mem::take(&mut self.in_use) {
+            self.pool.release(page);
+        }
+    }
+
     /// Tokens that a prompt finds.
     fn find(&mut self, text: &str) -> usize {
         let tokens: Vec<u32> = text.chars().map(u32::from).collect();
@@ -65,13 +79,12 @@ fn the_leaf_that_was_used_longest_ago_makes_room() {
 fn pages_in_use_stay() {
     let mut world = World::new(2, 0);
     assert!(world.keep("aabb"));
-    let hit = world.cache.find("", &"aabb.".chars().map(u32::from).collect::<Vec<_>>());
-    hit.pages.iter().for_each(|&page| world.pool.hold(page));
+    world.hold("aabb.");
     let tokens = [1, 2];
     let page = [world.pool.take().unwrap()];
     let prefix = Prefix { tokens: &tokens, pages: &page, ..Prefix::default() };
     assert!(!world.cache.keep(&mut world.pool, &prefix));
-    hit.pages.iter().for_each(|&page| world.pool.release(page));
+    world.release();
     assert!(world.cache.keep(&mut world.pool, &prefix));
     world.pool.release(page[0]);
     assert_eq!(world.find("aabb."), 2);
@@ -81,9 +94,7 @@ fn pages_in_use_stay() {
 fn pages_in_use_are_passed_once_and_not_at_every_eviction() {
     let mut world = World::new(4, 0);
     assert!(world.keep("aabb"));
-    let hit = world.cache.find("", &"aabb.".chars().map(u32::from).collect::<Vec<_>>());
-    hit.pages.iter().for_each(|&page| world.pool.hold(page));
-    world.in_use = hit.pages;
+    world.hold("aabb.");
     let used = |world: &World| -> Vec<u64> {
         let nodes = world.cache.tree.nodes().map(|(_, node)| node);
         nodes.filter(|node| world.in_use.contains(&node.page)).map(|node| node.used).collect()
@@ -96,9 +107,7 @@ fn pages_in_use_are_passed_once_and_not_at_every_eviction() {
     assert!(passed.len() == 2 && passed > first);
     assert!(world.keep("ff"));
     assert_eq!(used(&world), passed);
-    for page in std::mem::take(&mut world.in_use) {
-        world.pool.release(page);
-    }
+    world.release();
     assert_eq!(world.cache.stats.evicted_pages, 2);
     assert_eq!((world.find("aabb."), world.find("cc."), world.find("dd."), world.find("ff.")), (4, 0, 0, 2));
 }

@@ -18,6 +18,8 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// What others may share of the prompt, where the engine keeps prefixes.
     pub reuse: Reuse,
+    /// Who asks: where requests have to wait, every client's get their turn.
+    pub client: String,
 }
 
 /// A token of an answer.

@@ -59,6 +59,19 @@ impl Running {
         let _ = self.client.take(News::Failed(error));
     }
 
+    /// Tokens of the prompt that are not run yet.
+    pub fn unread(&self) -> usize {
+        self.request.prompt.len() - self.reader.tokens().len()
+    }
+
+    /// The part of the prompt that the next step may run, if it has room for all of it.
+    pub fn readable(&self) -> Range<usize> {
+        let start = self.reader.tokens().len();
+        let most = self.request.params.prefill_chunk.unwrap_or(usize::MAX).max(1);
+        let end = self.request.prompt.len().min(self.reader.pause());
+        start..end.min(start.saturating_add(most))
+    }
+
     /// What a step runs of it.
     pub fn run<'a>(&'a self, (_, prompt): &Share) -> TokenRun<'a> {
         let tokens = match prompt {

@@ -82,8 +82,8 @@ fn words(tag: u32, len: usize) -> Vec<u32> {
 /// The answer of a scheduler to one request, and the tokens that it did not have to read.
 fn ask(scheduler: &mut Scheduler, prompt: &[u32], reuse: &Reuse, max_tokens: usize) -> (Vec<u32>, usize) {
     let ear = Ear::default();
-    let request =
-        Request { prompt: prompt.to_vec(), params: params(max_tokens), logprobs: None, reuse: reuse.clone() };
+    let (prompt, params, reuse) = (prompt.to_vec(), params(max_tokens), reuse.clone());
+    let request = Request { prompt, params, logprobs: None, reuse, client: String::new() };
     scheduler.submit(request, Box::new(ear.clone())).unwrap();
     while scheduler.has_work() {
         scheduler.step();
@@ -351,6 +351,7 @@ fn a_random_tree_of_prompts_under_constant_eviction_answers_as_from_cold() {
                     params: params(1 + dice.roll(12) as usize),
                     logprobs: None,
                     reuse: Reuse { namespace, borders: if step % 3 == 0 { borders } else { Vec::new() } },
+                    client: String::new(),
                 };
                 scheduler.submit(request, Box::new(ear.clone())).unwrap();
                 asked.push((prompt, ear));

@@ -77,7 +77,7 @@ fn requests() -> Vec<Request> {
             let sampling = SamplingParams { temperature, seed: u64::from(i), ..SamplingParams::default() };
             let max_tokens = 6 + 3 * i as usize;
             let params = GenerateParams { sampling, max_tokens, eos: vec![3, 77], prefill_chunk: None };
-            Request { prompt, params, logprobs: None, reuse: Reuse::default() }
+            Request { prompt, params, logprobs: None, reuse: Reuse::default(), client: String::new() }
         })
         .collect()
 }
@@ -145,6 +145,7 @@ fn a_long_prompt_holds_running_answers_up_by_a_few_tokens_at_a_time() {
         params: params(max_tokens),
         logprobs: None,
         reuse: Reuse::default(),
+        client: String::new(),
     };
     scheduler.submit(request(vec![1, 2, 3], 40), Box::new(talker.clone())).unwrap();
     scheduler.step();
@@ -157,6 +158,73 @@ fn a_long_prompt_holds_running_answers_up_by_a_few_tokens_at_a_time() {
     }
     let steps: Vec<usize> = reader.0.lock().unwrap().prefilled.clone();
     assert_eq!(steps, (1..=12).map(|i| 8 * i).chain([100]).collect::<Vec<_>>());
+}
+
+/// A greedy request of a client, whose answer has as many tokens as it may.
+fn of(client: &str, prompt: Vec<u32>, max_tokens: usize) -> Request {
+    let params = GenerateParams { max_tokens, eos: Vec::new(), ..requests()[0].params.clone() };
+    Request { prompt, params, client: client.to_owned(), ..requests()[0].clone() }
+}
+
+fn submit(scheduler: &mut Scheduler, request: Request) -> Ear {
+    let ear = Ear::default();
+    scheduler.submit(request, Box::new(ear.clone())).unwrap();
+    ear
+}
+
+#[test]
+fn a_client_with_fifty_requests_does_not_keep_another_one_waiting() {
+    for sequences in [1, 2, 4] {
+        let mut scheduler = Scheduler::new(engine("toy-hybrid", sequences, 512), Limits::default());
+        let many: Vec<Ear> = (0..50).map(|i| submit(&mut scheduler, of("many", vec![i + 1; 5], 4))).collect();
+        scheduler.step();
+        let few = [7, 8].map(|id| submit(&mut scheduler, of("few", vec![id; 5], 4)));
+        let ended = |ears: &[Ear]| ears.iter().filter(|ear| ear.0.lock().unwrap().finish.is_some()).count();
+        while ended(&few) < few.len() {
+            scheduler.step();
+        }
+        // Those that ran when it came, and as many again as ran in turns with its own.
+        assert!(ended(&many) <= 3 * sequences, "{} before it, of {sequences} at a time", ended(&many));
+        run(&mut scheduler);
+        let order: Vec<usize> = many.iter().map(|ear| ear.ids().len()).collect();
+        assert_eq!(order, [4; 50], "and nobody is forgotten");
+    }
+}
+
+#[test]
+fn a_long_prompt_does_not_starve_a_short_one_nor_short_ones_a_long_one() {
+    let mut scheduler = Scheduler::new(engine("toy-hybrid", 3, 512), Limits { prefill_tokens: 8 });
+    let talker = submit(&mut scheduler, of("", vec![1, 2, 3], 100));
+    scheduler.step();
+    let long = submit(&mut scheduler, of("", vec![5; 100], 1));
+    scheduler.step();
+    // A prompt as long as half a step is read in the next one; another one takes its place in every step.
+    for step in 1..=20 {
+        let short = submit(&mut scheduler, of("", vec![step; 4], 1));
+        scheduler.step();
+        assert!(short.0.lock().unwrap().finish.is_some(), "step {step}");
+        let read = long.0.lock().unwrap().prefilled.last().copied();
+        assert_eq!(read, Some(8 + 4 * step as usize), "the long one has the other half");
+    }
+    assert_eq!(talker.ids().len(), 22, "and the running answer a token in every step");
+}
+
+#[test]
+fn all_sequences_can_fill_the_context_at_once_so_none_is_ever_preempted() {
+    let mut scheduler = Scheduler::new(engine("toy-hybrid", 3, 512), Limits::default());
+    let all: Vec<Ear> = (0..5).map(|i| submit(&mut scheduler, of("", vec![i + 1; 8], 1000))).collect();
+    let mut said = vec![0; all.len()];
+    while scheduler.has_work() {
+        scheduler.step();
+        let now: Vec<usize> = all.iter().map(|ear| ear.ids().len()).collect();
+        let going = |i: usize| all[i].0.lock().unwrap().finish.is_none() && now[i] > 0;
+        assert!((0..all.len()).all(|i| !going(i) || now[i] == said[i] + 1), "{said:?} {now:?}");
+        said = now;
+    }
+    assert_eq!(
+        said, [121; 5],
+        "the prompt and the answer fill the context, but for a last token that is not run"
+    );
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn submit(scheduler: &mut Scheduler, prompt: usize, max_tokens: usize) -> Ear {
     let sampling = SamplingParams::default();
     let params = GenerateParams { sampling, max_tokens, eos: Vec::new(), prefill_chunk: None };
     let prompt = (0..prompt as u32).map(|i| i * 7 % 250).collect();
-    let request = Request { prompt, params, logprobs: None, reuse: Reuse::default() };
+    let request = Request { prompt, params, logprobs: None, reuse: Reuse::default(), client: String::new() };
     scheduler.submit(request, Box::new(ear.clone())).unwrap();
     ear
 }
@@ -45,6 +45,8 @@ fn submit(scheduler: &mut Scheduler, prompt: usize, max_tokens: usize) -> Ear {
 fn running_answers_get_a_token_in_every_step_of_bounded_length_while_an_8k_prompt_arrives() {
     let steps = steps_of_an_8k_prompt(|scheduler| scheduler);
     assert_eq!(steps, (LONG + SHORT) / Limits::default().prefill_tokens);
+    // What is computed until the prompts are read is theirs, and at most half as much again; in fact a token a talker and step.
+    assert!(2 * steps <= (LONG + SHORT) / 2, "{steps} steps");
 }
 
 /// However the clock cuts the prompt.

@@ -462,7 +462,13 @@ fn requests_that_run_together_are_guessed_for_and_answered_as_alone() {
             let ears = [(); 4].map(|()| Ear::default());
             for (i, ear) in ears.iter().enumerate() {
                 let (prompt, params) = (prompts[i].to_vec(), wanted(i));
-                let request = Request { prompt, params, logprobs: None, reuse: Reuse::default() };
+                let request = Request {
+                    prompt,
+                    params,
+                    logprobs: None,
+                    reuse: Reuse::default(),
+                    client: String::new(),
+                };
                 scheduler.submit(request, Box::new(ear.clone())).unwrap();
                 (0..i).for_each(|_| scheduler.step());
             }

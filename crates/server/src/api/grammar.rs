@@ -15,8 +15,16 @@ pub(crate) struct Asked {
     pub field: &'static str,
 }
 
-/// Most characters of a grammar or a regular expression.
+/// Most bytes of a grammar, a schema or a regular expression.
 const LONGEST: usize = 100_000;
+
+/// Whether something is to be compiled for a request.
+pub(crate) fn asks_for_grammar(body: &Body) -> bool {
+    let fields =
+        ["response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar"];
+    let forces_call = |choice: &Value| choice != "auto" && choice != "none";
+    fields.iter().any(|field| body.get(field).is_some()) || body.get("tool_choice").is_some_and(forces_call)
+}
 
 /// Reads the value of one field.
 type Read = fn(&Value) -> Result<Option<Grammar>, ApiError>;
@@ -135,17 +143,23 @@ fn response_format(value: &Value) -> Result<Option<Grammar>, ApiError> {
 
 fn schema(path: &str, value: &Value) -> Result<Grammar, ApiError> {
     match value {
-        Value::Object(_) | Value::Bool(_) => Ok(Grammar::Json(value.clone())),
+        Value::Object(_) | Value::Bool(_) => {
+            within(path, value.to_string().len())?;
+            Ok(Grammar::Json(value.clone()))
+        }
         other => Err(wrong(path, "a JSON schema", other)),
     }
 }
 
 fn text(path: &str, value: &Value) -> Result<String, ApiError> {
     let text = value.as_str().ok_or_else(|| wrong(path, "a string", value))?;
-    if text.len() > LONGEST {
-        return Err(ApiError::field(path, format!("is longer than {LONGEST} bytes")));
-    }
+    within(path, text.len())?;
     Ok(text.to_owned())
+}
+
+fn within(path: &str, bytes: usize) -> Result<(), ApiError> {
+    let long = || ApiError::field(path, format!("is longer than {LONGEST} bytes; use less of it"));
+    if bytes > LONGEST { Err(long()) } else { Ok(()) }
 }
 
 fn choice(value: &Value) -> Result<Grammar, ApiError> {

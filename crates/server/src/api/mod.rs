@@ -21,6 +21,7 @@ use crate::core::{Event, Folded, Job, Usage};
 use crate::model::Model;
 use crate::random;
 
+pub(crate) use grammar::asks_for_grammar;
 pub(crate) use write_chat::ChatWriter;
 pub(crate) use write_completions::CompletionsWriter;
 

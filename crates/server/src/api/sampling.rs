@@ -88,8 +88,9 @@ impl Wishes {
             prefill_chunk: None,
         };
         // Which client asks is known where the request arrived.
+        let client = String::new();
         let reuse = Reuse { namespace: String::new(), borders: self.borders(prompt) };
-        Ok(Request { prompt: prompt.to_vec(), params, logprobs: self.logprobs, reuse })
+        Ok(Request { prompt: prompt.to_vec(), params, logprobs: self.logprobs, reuse, client })
     }
 
     /// Where messages end.

@@ -10,12 +10,13 @@ use basert_text::Bound;
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::guard::{Key, RequestId};
+use super::guard::{self, Key, RequestId};
+use super::reading::Weight;
 use super::sse::{Events, Gone, stream};
 use super::{body, ok};
 use crate::api::body::Body;
 use crate::api::sampling::Limits;
-use crate::api::{Asked, ChatWriter, CompletionsWriter, Writer};
+use crate::api::{Asked, ChatWriter, CompletionsWriter, Writer, asks_for_grammar};
 use crate::app::App;
 use crate::config::Config;
 use crate::core::{Event, Folded, Run};
@@ -58,7 +59,9 @@ async fn answer(
     write: fn(Arc<Model>, &Asked) -> Box<dyn Writer>,
 ) -> Result<Response, ApiError> {
     let mut permit = app.enter(key.0)?;
+    let client = guard::client(&request, key);
     let (fields, bytes) = body::read_sized(&app, request).await?;
+    let weight = if asks_for_grammar(&fields) { Weight::Grammar } else { Weight::of(bytes) };
     let hosted = app.model(fields.string("model")?)?;
     let facts = hosted.worker.facts();
     let Config { max_tokens, thinking_budget, .. } = app.config;
@@ -66,13 +69,16 @@ async fn answer(
     let (model, vocab) = (Arc::clone(&hosted.model), facts.vocab);
     let texts = Arc::clone(&model);
     let asked = move |bound: &Bound| read(fields, &texts, vocab, limits, bound);
-    let asked = app.reading.read(bytes, facts.context, asked).await?;
+    let asked = app.reading.read(weight, facts.context, asked).await?;
     app.widen(key.0, &mut permit, asked.jobs.len())?;
-    app.admit(&hosted.worker, asked.jobs.len())?;
+    app.admit(&hosted.worker, &client, asked.jobs.len())?;
     let writer = write(model, &asked);
     let Asked { mut jobs, wishes, .. } = asked;
     let namespace = key.namespace(&app);
-    jobs.iter_mut().for_each(|job| job.request.reuse.namespace.clone_from(&namespace));
+    for job in &mut jobs {
+        job.request.reuse.namespace.clone_from(&namespace);
+        job.request.client.clone_from(&client);
+    }
     let answers = jobs.len();
     let run = Run::start(&hosted.worker, jobs, app.config.request_timeout)?;
     let (start, outcome) = (Instant::now(), "cancelled");

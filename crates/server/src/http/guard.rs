@@ -116,9 +116,13 @@ fn limit(app: &App, request: &Request, Key(key): Key) -> Result<(), ApiError> {
     let Some(per_minute) = own.or(app.config.rate_limit).filter(|_| request.method() == Method::POST) else {
         return Ok(());
     };
+    app.rate.take(&client(request, Key(key)), per_minute, Instant::now())
+}
+
+/// Who asks: a key, or an address where there are no keys.
+pub(crate) fn client(request: &Request, Key(key): Key) -> String {
     let peer = request.extensions().get::<Peer>().map(|peer| peer.0.ip().to_string());
-    let client = key.map_or(peer.unwrap_or_default(), |index| format!("key {index}"));
-    app.rate.take(&client, per_minute, Instant::now())
+    key.map_or(peer.unwrap_or_default(), |index| format!("key {index}"))
 }
 
 /// Which key a request brings; `None` where none is needed.

@@ -1,5 +1,5 @@
 //! Reading of requests' texts where it delays nobody: not in the threads that talk to clients, and long ones one at a time, so
-//! that they take one core at most, whoever sends how many.
+//! that they take one core at most, whoever sends how many. The same goes for grammars.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,29 +12,59 @@ use crate::error::ApiError;
 /// Bytes of a body whose texts are read at once.
 pub(crate) const SHORT: usize = 64 << 10;
 
-/// Whose turn it is to have a long text read.
+/// How long reading may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Weight {
+    /// Next to no time.
+    Short,
+    /// As long as a long text takes.
+    Long,
+    /// As long as it takes to compile a grammar: seconds for the largest.
+    Grammar,
+}
+
+impl Weight {
+    /// That of the texts in a body of so many bytes.
+    pub fn of(bytes: usize) -> Weight {
+        if bytes > SHORT { Weight::Long } else { Weight::Short }
+    }
+}
+
+/// Whose turn it is to have a long text read, or a grammar compiled.
 #[derive(Debug)]
-pub(crate) struct Reading(Arc<Semaphore>);
+pub(crate) struct Reading {
+    texts: Arc<Semaphore>,
+    grammars: Arc<Semaphore>,
+}
 
 impl Default for Reading {
     fn default() -> Reading {
-        Reading(Arc::new(Semaphore::new(1)))
+        let one = || Arc::new(Semaphore::new(1));
+        Reading { texts: one(), grammars: one() }
     }
 }
 
 impl Reading {
-    /// Does what has to be done with the texts of a body of so many bytes, for prompts of at most `context` tokens. If nobody
-    /// waits for it any more, it ends at the next word.
+    /// Does what has to be done with the texts of a body, for prompts of at most `context` tokens. If nobody waits for it any
+    /// more, it ends at the next word.
     ///
     /// # Errors
     /// What `work` says.
     pub async fn read<T: Send + 'static>(
         &self,
-        bytes: usize,
+        weight: Weight,
         context: usize,
         work: impl FnOnce(&Bound) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let turn = if bytes > SHORT { Arc::clone(&self.0).acquire_owned().await.ok() } else { None };
+        let turns = match weight {
+            Weight::Short => None,
+            Weight::Long => Some(&self.texts),
+            Weight::Grammar => Some(&self.grammars),
+        };
+        let turn = match turns {
+            Some(turns) => Arc::clone(turns).acquire_owned().await.ok(),
+            None => None,
+        };
         let bound = Bound::of(context);
         let _waits = Waits(Arc::clone(&bound.given_up));
         let work = move || {
@@ -70,7 +100,10 @@ mod tests {
     }
 
     impl Hostile {
-        fn send(&self) -> (mpsc::Sender<()>, tokio::task::JoinHandle<Result<bool, ApiError>>) {
+        fn send(
+            &self,
+            weight: Weight,
+        ) -> (mpsc::Sender<()>, tokio::task::JoinHandle<Result<bool, ApiError>>) {
             let (end, told) = mpsc::channel();
             let (reading, begun) = (Arc::clone(&self.reading), Arc::clone(&self.begun));
             let work = move |bound: &Bound| {
@@ -78,7 +111,7 @@ mod tests {
                 told.recv().ok();
                 Ok(bound.given_up.load(Ordering::SeqCst))
             };
-            (end, tokio::spawn(async move { reading.read(SHORT + 1, 10, work).await }))
+            (end, tokio::spawn(async move { reading.read(weight, 10, work).await }))
         }
 
         async fn wait_for(&self, begun: usize) {
@@ -90,16 +123,26 @@ mod tests {
 
     #[tokio::test]
     async fn a_hostile_prompt_delays_no_other_request() {
+        delays_none(Weight::of(SHORT + 1), &[Weight::of(SHORT), Weight::Grammar]).await;
+    }
+
+    #[tokio::test]
+    async fn a_slow_schema_delays_no_other_request() {
+        delays_none(Weight::Grammar, &[Weight::Short, Weight::Long]).await;
+    }
+
+    async fn delays_none(weight: Weight, others: &[Weight]) {
         let hostile = Hostile { reading: Arc::default(), begun: Arc::default() };
-        let (end_first, first) = hostile.send();
+        let (end_first, first) = hostile.send(weight);
         hostile.wait_for(1).await;
-        let (end_second, second) = hostile.send();
+        let (end_second, second) = hostile.send(weight);
         // The thread that talks to clients has time for all others meanwhile.
         for index in 0..100 {
-            let short = hostile.reading.read(SHORT, 10, move |_| Ok(index)).await;
-            assert_eq!(short, Ok(index));
+            let other = others[index % others.len()];
+            let read = hostile.reading.read(other, 10, move |_| Ok(index)).await;
+            assert_eq!(read, Ok(index));
         }
-        assert_eq!(hostile.begun.load(Ordering::SeqCst), 1, "long texts are read one at a time");
+        assert_eq!(hostile.begun.load(Ordering::SeqCst), 1, "one at a time");
         end_first.send(()).unwrap();
         assert_eq!(first.await.unwrap(), Ok(false));
         hostile.wait_for(2).await;
@@ -121,10 +164,10 @@ mod tests {
             Ok(())
         };
         tokio::select! {
-            _ = reading.read(SHORT + 1, 10, work) => panic!("it has not ended"),
+            _ = reading.read(Weight::Long, 10, work) => panic!("it has not ended"),
             _ = began => {}
         }
         assert_eq!(told.recv(), Ok("given up"));
-        assert_eq!(reading.read(SHORT + 1, 10, |_| Ok(())).await, Ok(()), "the next one has its turn");
+        assert_eq!(reading.read(Weight::Long, 10, |_| Ok(())).await, Ok(()), "the next one has its turn");
     }
 }

@@ -7,6 +7,7 @@ use axum::response::Response;
 use basert_text::Bound;
 use serde_json::{Value, json};
 
+use super::reading::Weight;
 use super::{body, ok};
 use crate::api::body::wrong;
 use crate::api::chat;
@@ -26,7 +27,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
     let tokenizer = model.tokenizer.clone();
     let encode =
         move |bound: &Bound| Ok(tokenizer.encode_within(&content, add_special, parse_special, bound)?);
-    let ids = app.reading.read(bytes, context, encode).await?;
+    let ids = app.reading.read(Weight::of(bytes), context, encode).await?;
     let count = ids.len();
     let tokens: Value = if fields.bool("with_pieces")?.unwrap_or(false) {
         ids.into_iter().map(|id| json!({"id": id, "piece": model.token_text(id)})).collect()
@@ -48,7 +49,10 @@ pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) ->
         known.ok_or_else(|| wrong(&format!("tokens[{i}]"), "a token id", id))
     };
     let ids: Vec<u32> = list.iter().enumerate().map(id).collect::<Result<_, _>>()?;
-    let content = app.reading.read(bytes, context, move |_| Ok(model.tokenizer.decode(&ids, false))).await?;
+    let content = app
+        .reading
+        .read(Weight::of(bytes), context, move |_| Ok(model.tokenizer.decode(&ids, false)))
+        .await?;
     Ok(ok(&json!({"content": content})))
 }
 
@@ -61,6 +65,6 @@ pub(crate) async fn apply_template(
     let hosted = app.model(fields.string("model")?)?;
     let (model, context) = (Arc::clone(&hosted.model), hosted.worker.facts().context);
     let render = move |bound: &Bound| chat::prompt(&mut fields, &model, bound);
-    let prompt = app.reading.read(bytes, context, render).await?;
+    let prompt = app.reading.read(Weight::of(bytes), context, render).await?;
     Ok(ok(&json!({"prompt": prompt.rendered.text, "tokens": prompt.rendered.ids})))
 }

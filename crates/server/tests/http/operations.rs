@@ -233,6 +233,35 @@ fn a_full_queue_is_a_503_and_nothing_is_lost() {
 }
 
 #[test]
+fn a_key_that_fills_the_queue_leaves_places_for_other_keys() {
+    let script = Script::new();
+    script.say(&["ok"], Finish::Stop);
+    script.steps.store(0, Ordering::SeqCst);
+    let api_keys = ["greedy", "modest"].map(ApiKey::from).to_vec();
+    let server = Server::scripted(&script, Config { api_keys, queue: 4, ..Config::default() });
+    let mut request = hi();
+    request["stream"] = true.into();
+    let body = request.to_string();
+    let begin = |key: &str| {
+        let length = body.len().to_string();
+        let mut stream = server.connect();
+        let head = server.head("POST", CHAT, &[("Content-Length", &length), ("x-api-key", key)]);
+        stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        // It has its place.
+        read_until(&mut stream, "\"role\":\"assistant\"");
+        stream
+    };
+    let mut waiting: Vec<TcpStream> = (0..7).map(|_| begin("greedy")).collect();
+    let refused = server.post_with(CHAT, body.as_bytes(), &[("x-api-key", "greedy")]);
+    assert_eq!(refused.error().0, 503, "{}", refused.text());
+    waiting.push(begin("modest"));
+    script.steps.store(usize::MAX, Ordering::SeqCst);
+    for mut stream in waiting {
+        read_until(&mut stream, "[DONE]");
+    }
+}
+
+#[test]
 fn a_long_prefill_has_signs_of_life() {
     let script = Script::new();
     script.say(&["ok"], Finish::Stop);

@@ -275,6 +275,8 @@ fn what_cannot_be_followed_is_refused_before_anything_is_generated() {
         (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema.schema"),
         (json!({"guided_regex": "("}), "guided_regex"),
         (json!({"guided_regex": ["a"]}), "guided_regex"),
+        (json!({"guided_regex": "a".repeat(100_001)}), "guided_regex"),
+        (json!({"guided_json": {"enum": ["a".repeat(100_001)]}}), "guided_json"),
         (json!({"guided_choice": []}), "guided_choice"),
         (json!({"guided_grammar": "start: nowhere"}), "guided_grammar"),
         (json!({"guided_grammar": "start: start"}), "guided_grammar"),
@@ -292,4 +294,29 @@ fn what_cannot_be_followed_is_refused_before_anything_is_generated() {
         let reply = server.post("/v1/chat/completions", &request);
         assert_eq!(reply.error(), (400, Some(param.to_owned())), "{extra} {}", reply.text());
     }
+}
+
+#[test]
+fn a_grammar_that_is_too_large_to_follow_ends_its_own_answer_and_no_other() {
+    let server = Server::toy(4, 256, Config::default());
+    let properties: serde_json::Map<String, Value> =
+        (0..900).map(|i| (format!("p{i}"), json!({"type": "string", "maxLength": 100}))).collect();
+    let wide = json!({"guided_json": {"type": "object", "properties": properties, "minProperties": 2}});
+    let plain = json!({"ignore_eos": true, "max_tokens": 60});
+    let alone: Vec<Value> = (0..3).map(|seed| ask(&server, seed, &plain).0).collect();
+    let together = std::thread::scope(|scope| {
+        let ask = |seed| {
+            scope.spawn({
+                let (server, plain) = (&server, &plain);
+                move || ask(server, seed, plain).0
+            })
+        };
+        let plain: Vec<_> = (0..3).map(ask).collect();
+        let mut request = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 60});
+        request.as_object_mut().unwrap().extend(wide.as_object().unwrap().clone());
+        let reply = server.post("/v1/chat/completions", &request);
+        assert_eq!(reply.error().0, 400, "{}", reply.text());
+        plain.into_iter().map(|answer| answer.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(together, alone);
 }
