@@ -189,7 +189,8 @@ fn added_tokens(list: &Value) -> Result<Vec<(u32, AddedToken)>, TextError> {
         let token = serde_json::from_value(value.clone());
         Ok((id, token.map_err(|source| TextError::Json { what: "added_tokens", source })?))
     };
-    let added: Vec<_> = list.as_array().into_iter().flatten().map(entry).collect::<Result<_, _>>()?;
+    let added: Vec<(u32, AddedToken)> =
+        list.as_array().into_iter().flatten().map(entry).collect::<Result<_, TextError>>()?;
     let mut by_id: Vec<(u32, &str)> = added.iter().map(|(id, token)| (*id, token.content.as_str())).collect();
     by_id.sort_by_key(|&(id, _)| id);
     match by_id.windows(2).find(|pair| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1) {
